@@ -39,15 +39,15 @@ use crate::{
 pub struct Selected<'a> {
     /// The node metadata.
     pub proxy: &'a NodeMetadata,
-    /// The class.
+    /// The class of the proxy, which its replicas share.
     pub class: &'a ProxyClass,
-    /// The labels.
+    /// The labels that selectors match: those of the class.
     pub labels: Shared<Labels>,
     /// The network of the node. Parity (pilot/pkg/model/context.go): the network in the registry affects labels only.
     pub network: NetworkId,
-    /// The scope.
+    /// The scope, whose services the proxy sees.
     pub scope: ScopeKey,
-    /// The services of the workload.
+    /// The service ports that the workload itself serves.
     pub targets: Shared<[ServiceTarget]>,
     /// The effective ProxyConfig: `PROXY_CONFIG` of the node, else the mesh's default.
     pub proxy_config: Cow<'a, ProxyConfig>,

@@ -28,11 +28,11 @@ pub enum Health {
     Unknown,
     /// Ready.
     Healthy,
-    /// Not ready.
+    /// Not ready: sent only if a feature variable or the traffic distribution of the service asks for it.
     Unhealthy,
     /// Serving while terminating, for services with persistent sessions.
     Draining,
-    /// Terminating.
+    /// Terminating: never sent.
     Terminating,
 }
 
@@ -50,13 +50,13 @@ pub struct Endpoint {
     pub service_port: u32,
     /// Listening port (0 for a Unix socket).
     pub port: u32,
-    /// Health.
+    /// Readiness as the registry reports it.
     pub health: Health,
     /// True if only clients of the same cluster may use it, because its cluster does not export the service.
     pub cluster_local: bool,
     /// True if ztunnels know a workload at one of the addresses that accepts HBONE.
     pub at_tunnelled_address: bool,
-    /// Workload.
+    /// Attributes of the workload, which its endpoints share.
     pub origin: Shared<Origin>,
 }
 
@@ -95,7 +95,7 @@ pub struct PortTraits {
 /// One address of a headless service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HeadlessAddress {
-    /// The address.
+    /// IP address of the endpoint, the main one.
     pub address: SmolStr,
     /// Further addresses of the same pod (dual stack).
     pub extra_addresses: Box<[SmolStr]>,
@@ -103,9 +103,9 @@ pub struct HeadlessAddress {
     pub port_name: SmolStr,
     /// Number of the service port, if a ServiceEntry sets it; 0 if only the name is known.
     pub service_port: u32,
-    /// The cluster.
+    /// Cluster of the endpoint.
     pub cluster: ClusterId,
-    /// The network.
+    /// Network of the endpoint; empty when unknown.
     pub network: NetworkId,
     /// `hostname` of the pod.
     pub hostname: SmolStr,

@@ -66,13 +66,13 @@ pub struct ExtensionFilter {
     pub name: SmolStr,
     /// Creation time, in seconds since 1970.
     pub creation: i64,
-    /// Phase.
+    /// Position among the filters of Istio.
     pub phase: ExtensionPhase,
     /// Priority within a phase, higher first; none last.
     pub priority: Option<i32>,
     /// Traffic selectors, of which one must match; empty for all traffic.
     pub matches: Vec<TrafficSelector>,
-    /// Code.
+    /// The code that the filter runs.
     pub code: ExtensionCode,
 }
 
@@ -81,7 +81,7 @@ pub struct ExtensionFilter {
 pub enum ExtensionCode {
     /// Wasm, whose configuration is a resource of its own.
     Wasm {
-        /// Layer.
+        /// The layer that it works on.
         layer: ExtensionLayer,
         /// True if traffic passes if the plugin does not run.
         fails_open: bool,
@@ -138,7 +138,7 @@ impl ExtensionFilter {
         format!("{RESOURCE_PREFIX}{}", self.name)
     }
 
-    /// Returns the layer.
+    /// Returns the layer that the filter works on.
     pub fn layer(&self) -> ExtensionLayer {
         match self.code {
             ExtensionCode::Wasm { layer, .. } => layer,

@@ -108,11 +108,11 @@ pub struct Service {
     pub key: ServiceKey,
     /// The name of the object: Kubernetes Service or ServiceEntry.
     pub name: SmolStr,
-    /// The registry.
+    /// The registry that declares it.
     pub registry: Registry,
     /// ServiceEntry that declares it, if any.
     pub service_entry: Option<ObjectKey>,
-    /// Creation time, for order and conflicts.
+    /// Creation time in seconds since 1970; the older service wins conflicts.
     pub creation: i64,
     /// The ports, in declared order.
     pub ports: Vec<ServicePort>,
@@ -130,11 +130,11 @@ pub struct Service {
     pub members: Vec<Shared<Service>>,
     /// Services of one row and class agree in all that prevents merging their ports.
     pub merge_class: u32,
-    /// Resolution.
+    /// The way in which proxies find its endpoints.
     pub resolution: Resolution,
     /// True if it is outside the mesh: `MESH_EXTERNAL`, or a Kubernetes ExternalName.
     pub mesh_external: bool,
-    /// Visibility.
+    /// The namespaces that see it.
     pub export_to: Shared<ExportTo>,
     /// Additional accounts from annotations or `subjectAltNames`, sorted.
     pub service_accounts: Shared<[SmolStr]>,
@@ -150,7 +150,7 @@ pub struct Service {
     pub external_name: Hostname,
     /// True for `internalTrafficPolicy: Local`.
     pub node_local: bool,
-    /// Traffic distribution.
+    /// Preference for near endpoints: of the Service, or else of annotations of the object or its namespace.
     pub traffic_distribution: TrafficDistribution,
     /// `publishNotReadyAddresses`.
     pub publish_not_ready: bool,
@@ -178,11 +178,11 @@ impl Service {
 /// Attributes that decide the visibility and precedence of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visibility {
-    /// Visibility.
+    /// The namespaces that see it.
     pub export_to: Shared<ExportTo>,
-    /// The registry.
+    /// The registry that declares it.
     pub registry: Registry,
-    /// Creation time.
+    /// Creation time in seconds since 1970.
     pub creation: i64,
     /// Tie-breaker for services of the same age: the object's name, or the host of ServiceEntries.
     pub name: SmolStr,

@@ -57,7 +57,7 @@ pub struct VirtualService {
     pub hosts: Vec<Hostname>,
     /// `namespace/name` or `mesh`; never empty.
     pub gateways: Vec<SmolStr>,
-    /// Visibility.
+    /// The namespaces that see it (`exportTo`, or the default of the mesh).
     pub export_to: ExportTo,
     /// HTTP routes.
     pub http: HttpRoutes,
@@ -65,7 +65,7 @@ pub struct VirtualService {
     pub tls: Vec<networking::TlsRoute>,
     /// TCP routes.
     pub tcp: Vec<networking::TcpRoute>,
-    /// Semantics.
+    /// The API that it is made from, which decides about paths and rewrites.
     pub semantics: Semantics,
     /// Destinations of all routes, sorted and unique.
     pub destinations: Shared<[Destination]>,
@@ -76,15 +76,15 @@ pub struct VirtualService {
 pub struct VirtualServiceSummary {
     /// Metadata: age, name, namespace.
     pub meta: Shared<Meta>,
-    /// Visibility.
+    /// The namespaces that see it (`exportTo`, or the default of the mesh).
     pub export_to: ExportTo,
     /// Fully qualified hosts.
     pub hosts: Vec<Hostname>,
     /// `namespace/name` or `mesh`.
     pub gateways: Vec<SmolStr>,
-    /// Semantics.
+    /// The API that it is made from, which decides about paths and rewrites.
     pub semantics: Semantics,
-    /// Destinations.
+    /// Destinations of all routes, sorted and unique.
     pub destinations: Shared<[Destination]>,
     /// True if as gateway `mesh` it applies only to clients of its own namespace, whatever its visibility: it has hosts
     /// that its namespace does not own ([`ownership::owns`]).
@@ -114,9 +114,9 @@ impl VirtualServiceSummary {
 /// A destination host and port of a route.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
-    /// The host.
+    /// Fully qualified host.
     pub host: Hostname,
-    /// Port; 0 for any.
+    /// Port of the service; 0 if the route names none.
     pub port: u32,
     /// Namespaces of clients that the route applies to (`sourceNamespace`); empty for all. Only those of HTTP routes.
     pub sources: Vec<Namespace>,

@@ -100,12 +100,12 @@ pub enum AllowedNamespaces {
     None,
 }
 
-/// Waypoint of a service.
+/// The waypoint that a service uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceWaypoint {
-    /// The Gateway.
+    /// The Gateway that declares the waypoint.
     pub gateway: ObjectKey,
-    /// The service.
+    /// The service, as the waypoint serves it.
     pub service: ServedService,
 }
 
@@ -114,7 +114,7 @@ pub struct ServiceWaypoint {
 pub struct ServedService {
     /// The service as policies refer to it.
     pub target: TargetService,
-    /// Creation time of the service.
+    /// Creation time of the service, in seconds since 1970.
     pub creation: i64,
     /// False for a host of the mesh that is resolved per request: waypoints do not serve it.
     pub is_served: bool,
@@ -157,9 +157,9 @@ pub fn is_east_west(features: &Features, labels: &Labels) -> bool {
 /// Reason why an object does not use the waypoint that it requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotAttached {
-    /// The Gateway.
+    /// The Gateway that the object requests.
     pub gateway: ObjectKey,
-    /// The reason.
+    /// The reason why it does not use that Gateway.
     pub reason: Refusal,
 }
 

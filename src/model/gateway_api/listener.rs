@@ -78,11 +78,11 @@ pub struct Listeners {
 /// A listener.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listener {
-    /// Name.
+    /// Name, which routes refer to as `sectionName`.
     pub name: SmolStr,
     /// Host as written; empty for all.
     pub hostname: SmolStr,
-    /// Port.
+    /// Port, or the default of the protocol; 0 if there is neither.
     pub port: u16,
     /// Protocol as written.
     pub protocol: SmolStr,

@@ -49,11 +49,11 @@ pub struct PolicyKey {
 /// The target of a policy, or a backend of a route.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetKey {
-    /// Namespace.
+    /// Namespace of the object.
     pub namespace: Namespace,
-    /// Kind.
+    /// Kind of the object.
     pub kind: SmolStr,
-    /// Name.
+    /// Name of the object.
     pub name: SmolStr,
 }
 
@@ -62,11 +62,11 @@ pub struct TargetKey {
 pub struct TlsTarget {
     /// Namespace of the policies.
     pub namespace: Namespace,
-    /// Group.
+    /// `group` of the reference.
     pub group: SmolStr,
-    /// Kind.
+    /// `kind` of the reference.
     pub kind: SmolStr,
-    /// Name.
+    /// `name` of the reference.
     pub name: SmolStr,
     /// Name of a port, if the policy is restricted to that.
     pub section: Option<SmolStr>,
@@ -96,9 +96,9 @@ pub struct OldestTlsPolicies {
 /// A policy as it competes with others of its namespace. The fields are in the order of their precedence.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RankedPolicy {
-    /// Creation time.
+    /// Creation time in seconds since 1970.
     pub creation: i64,
-    /// Name.
+    /// Name of the policy.
     pub name: SmolStr,
     /// Identity; empty for a policy from a file.
     pub uid: SmolStr,
