@@ -16,6 +16,7 @@ use crate::{
         Authenticators, TrustDomains,
         chain::{ChainError, ChainOptions, Chains, ISTIO_TOKEN_PATH},
         tls::{Acceptor, TlsOptions, TlsOptionsError},
+        trust::TrustPools,
     },
     ca::{
         TrustBundle,
@@ -27,7 +28,7 @@ use crate::{
         registration::{self, Registration, RegistrationError, RegistrationRules},
         secrets::{KubernetesSecretStore, SecretStore},
         server::{CertificateService, MayImpersonate},
-        serving::{self, ServingError, ServingInputs, ServingRules, ServingSource},
+        serving::{self, ServingError, ServingInputs, ServingReceiver, ServingRules, ServingSource},
         signing::{SignError, SignErrorKind, SignedCertificate, Signer, SigningRequest},
     },
     environment::Environment,
@@ -35,6 +36,7 @@ use crate::{
     kube::{clients::Clients, health::WatchMetrics},
     model::{Installation, MeshSnapshot},
     rpc::{CallMetrics, Measured, Router, Unary},
+    settings::Settings,
     table::Cx,
     xds::{Security, Server},
 };
@@ -156,8 +158,6 @@ pub(super) async fn start(inputs: IdentityInputs<'_>) -> Result<Identity, Identi
     )?;
     let (ca, workload_trust) = authority(&inputs, &rules.source, mesh_trust.clone()).await?;
     let has_certificate = rules.source != ServingSource::None;
-    let is_served = has_certificate && settings.flags.secure_grpc_addr.0.is_some();
-    let serves_webhooks = has_certificate && settings.flags.https_addr.0.is_some();
     let serving_inputs = ServingInputs {
         authority: ca.authority.clone(),
         trust: ca.trust.clone(),
@@ -186,17 +186,11 @@ pub(super) async fn start(inputs: IdentityInputs<'_>) -> Result<Identity, Identi
         tracing::warn!("XDS_AUTH is off: requests for certificates and for remote debug pages are denied");
         Chains::default()
     };
-    let (mut acceptor, mut webhooks) = (None, None);
-    if is_served || serves_webhooks {
-        let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
-        let options = TlsOptions::new(&settings.flags, compliance)?;
-        if serves_webhooks {
-            webhooks = Some(Acceptor::of_webhooks(&options, serving.clone())?);
-        }
-        if is_served {
-            acceptor = Some(Acceptor::new(&options, serving, trust.pools.clone())?);
-        }
-    }
+    let acceptors = if has_certificate {
+        acceptors(settings, &serving, &trust.pools)?
+    } else {
+        Acceptors::default()
+    };
     let signer = ca.signer.clone();
     let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
     if features.enable_ca_server {
@@ -214,11 +208,41 @@ pub(super) async fn start(inputs: IdentityInputs<'_>) -> Result<Identity, Identi
         authority: ca.authority,
         anchors: trust.anchors,
         trust: (has_certificate || controllers::distributes_roots(settings, features)).then_some(published),
-        acceptor,
-        webhooks,
+        acceptor: acceptors.secure,
+        webhooks: acceptors.webhooks,
         signer,
         methods,
     })
+}
+
+/// The acceptors of the ports with TLS; `None` for a port that is not served.
+#[derive(Default)]
+struct Acceptors {
+    /// That of xDS and the CA service.
+    secure: Option<Acceptor>,
+    webhooks: Option<Acceptor>,
+}
+
+/// Returns the acceptors of the ports that flags open.
+fn acceptors(
+    settings: &Settings,
+    serving: &ServingReceiver,
+    pools: &watch::Receiver<Arc<TrustPools>>,
+) -> Result<Acceptors, IdentityError> {
+    let is_served = settings.flags.secure_grpc_addr.0.is_some();
+    let serves_webhooks = settings.flags.https_addr.0.is_some();
+    let mut acceptors = Acceptors::default();
+    if is_served || serves_webhooks {
+        let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
+        let options = TlsOptions::new(&settings.flags, compliance)?;
+        if serves_webhooks {
+            acceptors.webhooks = Some(Acceptor::of_webhooks(&options, serving.clone())?);
+        }
+        if is_served {
+            acceptors.secure = Some(Acceptor::new(&options, serving.clone(), pools.clone())?);
+        }
+    }
+    Ok(acceptors)
 }
 
 /// Starts the CA of this process, and the signer of workloads: that CA, or a Kubernetes signer (`EXTERNAL_CA`). Also
