@@ -47,6 +47,14 @@ pub(super) enum Outcome {
     Failed(Operation),
 }
 
+/// A machine that may connect.
+enum Connected {
+    /// Its entry exists, and this control plane maintains it.
+    WithEntry,
+    /// There is no entry to maintain.
+    WithoutEntry,
+}
+
 /// Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Writer {
@@ -111,40 +119,36 @@ impl Shared {
                 connection,
                 machine,
                 at,
-                answer,
-                attempt,
+                answer: Some(answer),
+                ..
             } => {
                 let connected = self.connect(key, &machine, at).await;
-                if let Err(rejection) = &connected {
-                    tracing::debug!(
-                        namespace = %key.namespace,
-                        entry = %key.name,
-                        %rejection,
-                        "WorkloadEntry registration rejected"
-                    );
-                }
-                match (answer, connected) {
-                    (Some(answer), connected) => {
-                        let bound = matches!(connected, Ok(true));
-                        // A closed stream reports its end separately.
-                        let _ = answer.send(connected.map(|_| ()));
-                        if bound {
-                            Outcome::Done
-                        } else {
-                            Outcome::Unbound(connection)
-                        }
-                    }
-                    (None, Ok(true)) => Outcome::Registered(connection),
-                    (None, Err(Rejection::Failed(_))) => Outcome::Failed(Operation::Connect {
-                        connection,
-                        machine,
-                        at,
-                        answer: None,
-                        attempt,
-                    }),
-                    (None, Ok(false) | Err(_)) => Outcome::Unbound(connection),
+                let has_entry = matches!(connected, Ok(Connected::WithEntry));
+                // A closed stream reports its end separately.
+                let _ = answer.send(connected.map(|_| ()));
+                if has_entry {
+                    Outcome::Done
+                } else {
+                    Outcome::Unbound(connection)
                 }
             }
+            Operation::Connect {
+                connection,
+                machine,
+                at,
+                answer: None,
+                attempt,
+            } => match self.connect(key, &machine, at).await {
+                Ok(Connected::WithEntry) => Outcome::Registered(connection),
+                Err(Rejection::Failed(_)) => Outcome::Failed(Operation::Connect {
+                    connection,
+                    machine,
+                    at,
+                    answer: None,
+                    attempt,
+                }),
+                Ok(Connected::WithoutEntry) | Err(_) => Outcome::Unbound(connection),
+            },
             Operation::Disconnect {
                 connected_at,
                 at,
@@ -190,8 +194,22 @@ impl Shared {
         tracing::warn!(namespace = %key.namespace, entry = %key.name, %error, operation, "failed to write WorkloadEntry");
     }
 
-    /// Returns true if the entry belongs to the machine; false if there is no entry to maintain.
-    async fn connect(&self, key: &NamespacedName, machine: &Machine, at: SystemTime) -> Result<bool, Rejection> {
+    /// Records that a machine connected, and logs why it is rejected.
+    async fn connect(&self, key: &NamespacedName, machine: &Machine, at: SystemTime) -> Result<Connected, Rejection> {
+        let connected = self.bind(key, machine, at).await;
+        if let Err(rejection) = &connected {
+            tracing::debug!(
+                namespace = %key.namespace,
+                entry = %key.name,
+                %rejection,
+                "WorkloadEntry registration rejected"
+            );
+        }
+        connected
+    }
+
+    /// Creates or updates the entry of a machine that connected.
+    async fn bind(&self, key: &NamespacedName, machine: &Machine, at: SystemTime) -> Result<Connected, Rejection> {
         if self.options.validate_identity && machine.identity.is_none() {
             return self.without_identity(key, machine);
         }
@@ -203,7 +221,9 @@ impl Shared {
                 .map_err(|error| self.failed(key, &error))?;
             let written = match (&machine.binding, found) {
                 (Binding::Entry(_), None) => return Err(missing(key)),
-                (Binding::Entry(_), Some(found)) if !entry::takes_health(&found) => return Ok(false),
+                (Binding::Entry(_), Some(found)) if !entry::takes_health(&found) => {
+                    return Ok(Connected::WithoutEntry);
+                }
                 (Binding::Group(group), None) => self.register(key, machine, group, at).await?,
                 (binding, Some(found)) => {
                     entry::permit(self.options.validate_identity, machine, &found)?;
@@ -217,7 +237,7 @@ impl Shared {
                         }
                     }
                     let Some(new) = entry::connected(&found, &self.options.instance, at) else {
-                        return Ok(true);
+                        return Ok(Connected::WithEntry);
                     };
                     let replaced = self.entries.replace(&key.namespace, &key.name, &new).await;
                     if replaced.is_ok() && matches!(machine.binding, Binding::Group(_)) {
@@ -234,7 +254,7 @@ impl Shared {
                         proxy = %machine.proxy,
                         "WorkloadEntry connected"
                     );
-                    return Ok(true);
+                    return Ok(Connected::WithEntry);
                 }
                 Err(WriteError::Conflict(_) | WriteError::NotFound(_)) => {}
                 Err(error) => return Err(self.failed(key, &error)),
@@ -249,17 +269,17 @@ impl Shared {
 
     /// Answers a machine that needs an identity and has none. Any client may claim to be a machine, so nothing is read
     /// from the API server for it.
-    fn without_identity(&self, key: &NamespacedName, machine: &Machine) -> Result<bool, Rejection> {
+    fn without_identity(&self, key: &NamespacedName, machine: &Machine) -> Result<Connected, Rejection> {
         if let Binding::Entry(_) = &machine.binding {
             let mesh = self.mesh.borrow().clone();
             let found = ObjectKey::new(&mesh.installation.cluster, key.namespace.clone(), key.name.clone());
             let found = mesh.workload_entries.get(&Cx::untracked(), &found);
             let entry = found.ok_or_else(|| missing(key))?;
             if !entry.meta.annotations.contains_key(entry::HEALTH_CHECKED) {
-                return Ok(false);
+                return Ok(Connected::WithoutEntry);
             }
         }
-        entry::permit(true, machine, &Value::Null).map(|()| false)
+        entry::permit(true, machine, &Value::Null).map(|()| Connected::WithoutEntry)
     }
 
     /// Returns true if an entry belongs to an earlier group of this name. Reads the group only if it has changed since
