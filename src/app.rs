@@ -63,7 +63,7 @@ use crate::{
     ingest::{
         access::AccessReviews,
         config_sources::ConfigSources,
-        diagnostics::{self, Board, Report},
+        diagnostics::{self, IngestStatus, Report},
         file::{FileError, FileSource},
         jwks::{Jwks, JwksSettings},
         mcp::IssueCertificate,
@@ -248,7 +248,7 @@ async fn serve(
 struct Prepared {
     installation: Installation,
     report: Report,
-    board: Arc<Board>,
+    ingest_status: Arc<IngestStatus>,
     folder: Option<FileSource>,
     /// The config cluster; none if everything comes from elsewhere.
     client: Option<Client>,
@@ -260,7 +260,7 @@ struct Prepared {
 async fn prepare(environment: &Arc<Environment>) -> Result<Prepared, AppError> {
     let settings = &environment.settings;
     let mut installation = installation(settings);
-    let (report, board) = diagnostics::counting_report(&environment.registry)?;
+    let (report, ingest_status) = diagnostics::counting_report(&environment.registry)?;
     let access = kubernetes::access(settings)?;
     let mut folder = folder::open(settings, &installation, access.as_ref(), report.clone())?;
     let of_folder = folder.as_ref().map(FileSource::env);
@@ -290,7 +290,7 @@ async fn prepare(environment: &Arc<Environment>) -> Result<Prepared, AppError> {
     Ok(Prepared {
         installation,
         report,
-        board,
+        ingest_status,
         folder,
         client,
         config_sources,
@@ -437,14 +437,19 @@ impl StartInputs<'_> {
     }
 
     /// Starts distribution status, to which the streams report what proxies refuse.
-    fn distribution(&self, streams: &Server, board: Arc<Board>, peers: Option<Arc<dyn Peers>>) -> Arc<Distribution> {
+    fn distribution(
+        &self,
+        streams: &Server,
+        ingest_status: Arc<IngestStatus>,
+        peers: Option<Arc<dyn Peers>>,
+    ) -> Arc<Distribution> {
         let inputs = distribution::Inputs {
             mesh: self.push.mesh.clone(),
             inspect: self.push.inspect.clone(),
             flushes: self.push.flushes.clone(),
             tracker: self.push.tracker.clone(),
             connections: streams.registry().clone(),
-            board,
+            ingest_status,
             replica: own_replica(&self.environment.settings),
             peers,
             runtime: self.page_runtime.clone(),
@@ -556,7 +561,7 @@ impl<'a> ControlPlane<'a> {
         let Prepared {
             installation,
             report,
-            board,
+            ingest_status,
             folder,
             client,
             config_sources,
@@ -589,7 +594,7 @@ impl<'a> ControlPlane<'a> {
         let replicas = peers.as_ref().map(|peers| peers.replicas());
         let jwks = inputs.jwks()?;
         let injection = inputs.injection(kubernetes.as_ref())?;
-        let distribution = inputs.distribution(grpc.streams(), board, peers);
+        let distribution = inputs.distribution(grpc.streams(), ingest_status, peers);
         let secure = secure.map(|(router, acceptor)| {
             let service = inputs.replica_service(distribution.clone(), identity.authenticators.clone());
             (router.with_server_stream(Arc::new(service)), acceptor)

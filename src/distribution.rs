@@ -43,7 +43,7 @@ use crate::{
     base::{Namespace, ObjectKey},
     environment,
     generate::store::{ConnectionId, effect::GroupEffect},
-    ingest::diagnostics::Board,
+    ingest::diagnostics::IngestStatus,
     model::{MeshSnapshot, Revision},
     push::{
         delivery::{PushRecord, Tracker},
@@ -88,7 +88,7 @@ pub struct Inputs {
     /// The live connections.
     pub connections: Arc<Registry>,
     /// Diagnostics of objects.
-    pub board: Arc<Board>,
+    pub ingest_status: Arc<IngestStatus>,
     /// This replica.
     pub replica: OwnReplica,
     /// The other replicas; none if the control plane has no Service.
@@ -346,7 +346,7 @@ impl Distribution {
         let Some((kind, key, is_known)) = object(question, &mesh) else {
             return ObjectReport::default();
         };
-        let findings = self.inputs.board.findings(kind, &key);
+        let findings = self.inputs.ingest_status.findings(kind, &key);
         let is_invalid = findings.iter().any(|finding| finding.severity == Severity::Error);
         let pushes = self.inputs.tracker.pushes();
         let push = pushes.iter().rev().find(|push| push.contains(kind, &key));
@@ -393,7 +393,9 @@ impl Distribution {
         let mesh = self.inputs.mesh.borrow().clone();
         let cluster = &mesh.installation.cluster;
         let kinds = question.kinds.iter();
-        let seen = kinds.filter_map(|kind| self.inputs.board.seen(cluster, *kind)).max();
+        let seen = kinds
+            .filter_map(|kind| self.inputs.ingest_status.seen(cluster, *kind))
+            .max();
         let wanted = question.resource_version;
         wanted.is_some_and(|wanted| seen.is_some_and(|seen| seen < wanted))
     }

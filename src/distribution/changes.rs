@@ -14,7 +14,7 @@ impl Changes {
         Self([
             inputs.connections.answers(),
             inputs.tracker.changed(),
-            inputs.board.changed(),
+            inputs.ingest_status.changed(),
             distribution.attributed.subscribe(),
         ])
     }

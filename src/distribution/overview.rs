@@ -168,7 +168,13 @@ impl Distribution {
         if visible.is_none() {
             let pushes = self.inputs.tracker.pushes();
             overview.pushes = pushes.iter().rev().take(PUSHES).map(|push| report(push)).collect();
-            overview.diagnostics = self.inputs.board.all().iter().map(ToString::to_string).collect();
+            overview.diagnostics = self
+                .inputs
+                .ingest_status
+                .all()
+                .iter()
+                .map(ToString::to_string)
+                .collect();
         }
         overview
     }

@@ -64,7 +64,7 @@ impl Fixture {
             flushes: push.flushes.clone(),
             tracker: push.tracker.clone(),
             connections: server.registry().clone(),
-            board: Arc::default(),
+            ingest_status: Arc::default(),
             replica: OwnReplica::default(),
             peers: None,
             runtime: Handle::current(),

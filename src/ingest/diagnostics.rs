@@ -50,7 +50,7 @@ struct Counting {
     counter: IntCounterVec,
     /// The objects that the metric names. Locked for a lookup or an insertion.
     named: Mutex<BTreeSet<(&'static str, String)>>,
-    board: Arc<Board>,
+    ingest_status: Arc<IngestStatus>,
 }
 
 impl Counting {
@@ -74,13 +74,13 @@ impl Reports for Counting {
             let name = self.label(kind, diagnostic.key.to_string());
             self.counter.with_label_values(&[kind, &name]).inc();
         }
-        self.board.change(diagnostic, |findings| {
+        self.ingest_status.change(diagnostic, |findings| {
             *findings.entry(diagnostic.clone()).or_default() += 1;
         });
     }
 
     fn resolved(&self, diagnostic: &Diagnostic) {
-        self.board.change(diagnostic, |findings| {
+        self.ingest_status.change(diagnostic, |findings| {
             if let Some(count) = findings.get_mut(diagnostic) {
                 *count -= 1;
                 if *count == 0 {
@@ -91,44 +91,44 @@ impl Reports for Counting {
     }
 
     fn seen(&self, cluster: &ClusterId, kind: Kind, version: u64) {
-        self.board.lock().seen.insert((cluster.clone(), kind), version);
-        self.board.notify();
+        self.ingest_status.lock().seen.insert((cluster.clone(), kind), version);
+        self.ingest_status.notify();
     }
 }
 
 /// Returns a report that counts errors in `pilot_total_rejected_configs`, with the active diagnostics.
-pub fn counting_report(registry: &Registry) -> Result<(Report, Arc<Board>), prometheus::Error> {
+pub fn counting_report(registry: &Registry) -> Result<(Report, Arc<IngestStatus>), prometheus::Error> {
     let counter = metrics::counters(
         registry,
         "pilot_total_rejected_configs",
         "Total number of configs that Pilot had to reject or ignore.",
         &["type", "name"],
     )?;
-    let board = Arc::<Board>::default();
+    let ingest_status = Arc::<IngestStatus>::default();
     let counting = Counting {
         counter,
         named: Mutex::default(),
-        board: board.clone(),
+        ingest_status: ingest_status.clone(),
     };
-    Ok((Arc::new(counting), board))
+    Ok((Arc::new(counting), ingest_status))
 }
 
 /// The state of ingestion, for status pages: active diagnostics, and how far each watch has come.
 #[derive(Debug, Default)]
-pub struct Board {
+pub struct IngestStatus {
     /// Locked for one lookup, or for a copy.
-    state: Mutex<BoardState>,
+    state: Mutex<IngestState>,
     changed: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct BoardState {
+struct IngestState {
     /// By subject, with the number of sources for which each is active: a source and its successor find the same.
     findings: BTreeMap<(Option<Kind>, ObjectKey), BTreeMap<Diagnostic, usize>>,
     seen: BTreeMap<(ClusterId, Kind), u64>,
 }
 
-impl Board {
+impl IngestStatus {
     /// Returns the active diagnostics of an object.
     pub fn findings(&self, kind: Kind, key: &ObjectKey) -> Vec<Diagnostic> {
         let state = self.lock();
@@ -174,7 +174,7 @@ impl Board {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BoardState> {
+    fn lock(&self) -> MutexGuard<'_, IngestState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -272,26 +272,26 @@ mod tests {
 
     #[test]
     fn a_diagnostic_is_active_while_one_of_several_sources_finds_it() {
-        let (report, board) = counting_report(&Registry::new()).expect("new names");
+        let (report, ingest_status) = counting_report(&Registry::new()).expect("new names");
         let [mut source, mut successor] = [(); 2].map(|()| ActiveDiagnostics::new(report.clone()));
         let found: BTreeSet<Diagnostic> = [Diagnostic::of_document("here", "Code", "message")].into();
         source.set((), found.clone());
         successor.set((), found.clone());
         source.clear();
-        assert_eq!(board.all(), found.into_iter().collect::<Vec<_>>());
+        assert_eq!(ingest_status.all(), found.into_iter().collect::<Vec<_>>());
         successor.clear();
         successor.clear();
-        assert!(board.all().is_empty());
+        assert!(ingest_status.all().is_empty());
     }
 
     #[test]
     fn seen_versions_may_go_back() {
-        let (report, board) = counting_report(&Registry::new()).expect("new names");
+        let (report, ingest_status) = counting_report(&Registry::new()).expect("new names");
         let cluster = ClusterId::default();
-        assert_eq!(board.seen(&cluster, Kind::Service), None);
+        assert_eq!(ingest_status.seen(&cluster, Kind::Service), None);
         for version in [7, 9, 3] {
             report.seen(&cluster, Kind::Service, version);
-            assert_eq!(board.seen(&cluster, Kind::Service), Some(version));
+            assert_eq!(ingest_status.seen(&cluster, Kind::Service), Some(version));
         }
     }
 

@@ -99,7 +99,7 @@ impl Harness {
             flushes: Flushes::channel().0,
             tracker: Tracker::new(environment::now),
             connections: Arc::default(),
-            board: Arc::default(),
+            ingest_status: Arc::default(),
             replica: OwnReplica {
                 name: "istiod-0".into(),
                 id: OWN.into(),

@@ -44,7 +44,7 @@ impl Harness {
             flushes: flushes.clone(),
             tracker: Tracker::new(environment::now),
             connections: connections.clone(),
-            board: Arc::default(),
+            ingest_status: Arc::default(),
             replica: distribution::replicas::OwnReplica::default(),
             peers: None,
             runtime: Handle::current(),
