@@ -30,7 +30,7 @@ use crate::{
         access::Access,
         config_objects::SnapshotObjects,
         controlz,
-        debug::{self, wire::Wire},
+        debug::{self, wire::XdsDebugHandler},
         http, page,
         profile::Profiles,
         registration,
@@ -82,7 +82,7 @@ pub(super) async fn pages(
     let sources = Arc::new(sources);
     let access = Access::new(authenticators, sources.mesh.clone());
     let instance = environment.settings.variable("POD_NAME").unwrap_or_default();
-    grpc.streams().set_debug_handler(Arc::new(Wire::new(
+    grpc.streams().set_debug_handler(Arc::new(XdsDebugHandler::new(
         sources.clone(),
         access.clone(),
         renderer.clone(),

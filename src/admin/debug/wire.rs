@@ -42,7 +42,7 @@ use crate::{
 const NOT_FOUND: &str = "404 page not found\n";
 
 /// Handler of debug requests over xDS.
-pub struct Wire {
+pub struct XdsDebugHandler {
     sources: Arc<Sources>,
     access: Access,
     /// Pages; access is decided before.
@@ -52,7 +52,7 @@ pub struct Wire {
     control_plane: String,
 }
 
-impl Wire {
+impl XdsDebugHandler {
     /// Returns a handler for `sources` with these access rules. `instance` is the name of the pod.
     ///
     /// Parity (pilot/pkg/xds/debug.go): without pages over HTTP there are none over xDS. The states of proxies and
@@ -166,7 +166,7 @@ impl Wire {
     }
 }
 
-impl DebugHandler for Wire {
+impl DebugHandler for XdsDebugHandler {
     fn answer(&self, question: DebugRequest) -> BoxFuture<'static, Result<DebugResponse, DebugError>> {
         let wire = Self {
             sources: self.sources.clone(),

@@ -20,7 +20,7 @@ const SYSTEM: &str = "spiffe://cluster.local/ns/istio-system/sa/istiod";
 const SHOP: &str = "spiffe://cluster.local/ns/shop/sa/default";
 
 struct Harness {
-    wire: Wire,
+    handler: XdsDebugHandler,
     _mesh: watch::Sender<Arc<MeshSnapshot>>,
 }
 
@@ -65,7 +65,7 @@ impl Harness {
         };
         let access = Access::new(Authenticators::default(), mesh);
         Self {
-            wire: Wire::new(
+            handler: XdsDebugHandler::new(
                 Arc::new(sources),
                 access,
                 Renderer::new(Tasks::default(), Handle::current()),
@@ -87,7 +87,7 @@ impl Harness {
             names: names.iter().map(SmolStr::new).collect(),
             caller,
         };
-        self.wire.answer(question).await
+        self.handler.answer(question).await
     }
 
     /// Returns the text of a page for the control plane's own account.
