@@ -61,7 +61,7 @@ pub fn selector_entry(key: &ObjectKey, policy: &PolicySelector, emit: &mut dyn F
 
 /// The modes of a PeerAuthentication that selects workloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerPolicy {
+pub struct SelectorModes {
     labels: Labels,
     creation: i64,
     mode: Mode,
@@ -69,10 +69,10 @@ pub struct PeerPolicy {
 }
 
 /// Derives the modes of a PeerAuthentication; no row without labels, because it applies to the whole namespace or mesh.
-pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<PeerPolicy> {
+pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<SelectorModes> {
     let policy = mesh.peer_authentications.get(cx, key)?;
     let labels = label_map(&policy.spec.selector.as_ref()?.match_labels);
-    (!labels.is_empty()).then(|| PeerPolicy {
+    (!labels.is_empty()).then(|| SelectorModes {
         labels,
         creation: policy.meta.creation,
         mode: mode(&policy.spec),
@@ -81,7 +81,7 @@ pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Peer
 }
 
 /// Emits the index key of a PeerAuthentication that selects workloads.
-pub fn peer_entry(key: &ObjectKey, policy: &PeerPolicy, emit: &mut dyn FnMut(SelectorKey)) {
+pub fn peer_entry(key: &ObjectKey, policy: &SelectorModes, emit: &mut dyn FnMut(SelectorKey)) {
     selector_key(&key.namespace, &policy.labels).into_iter().for_each(emit);
 }
 
@@ -181,7 +181,7 @@ fn oldest_peer_policy<'a>(
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,
     labels: &Labels,
-) -> Option<(&'a SmolStr, &'a PeerPolicy)> {
+) -> Option<(&'a SmolStr, &'a SelectorModes)> {
     let rows = selecting_keys(namespace, labels).flat_map(|selector| mesh.peer_policies_by_selector.get(cx, &selector));
     let matching = rows.filter(|(_, policy)| select::subset(&policy.labels, labels));
     let oldest = matching.min_by_key(|(key, policy)| (policy.creation, key.name.clone()));

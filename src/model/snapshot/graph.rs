@@ -11,7 +11,7 @@ use crate::model::{
     ambient::{
         self, AmbientMesh,
         gateway::Gateways,
-        policy::{NamespaceModes, PeerPolicy, PolicySelector},
+        policy::{NamespaceModes, PolicySelector, SelectorModes},
         remote::{RemoteKey, RemoteWorkloads},
         service::{
             AmbientService, ClusterSelectorKey, ClusterService, ClusterServiceKey, DeclaredKey, DeclaredService,
@@ -661,11 +661,11 @@ graph! {
     index policies_by_selector (ambient::SelectorKey, ObjectKey, PolicySelector)
         from (policy_selectors) = ambient::policy::selector_entry;
     /// Modes of PeerAuthentications with a selector.
-    table peer_policies (ObjectKey, PeerPolicy) from (with |_, inputs, mesh| {
+    table peer_policies (ObjectKey, SelectorModes) from (with |_, inputs, mesh| {
             if_ambient(mesh, || changed_keys(&inputs.peer_authentications))
         }) = ambient::policy::peer_policy;
     /// The same by the first label of the selector.
-    index peer_policies_by_selector (ambient::SelectorKey, ObjectKey, PeerPolicy)
+    index peer_policies_by_selector (ambient::SelectorKey, ObjectKey, SelectorModes)
         from (peer_policies) = ambient::policy::peer_entry;
     /// Modes of mutual TLS of whole namespaces.
     table mutual_tls_modes (Namespace, NamespaceModes) from (with |graph, _, mesh| {
