@@ -207,7 +207,7 @@ impl Context<'_> {
             ClusterMode::Default => self.apply_tls(builder),
             ClusterMode::SniDnat => {}
             ClusterMode::Vip(_) if self.key.client.is_east_west => {
-                tunnel::forward_through(builder, self.key.client.baggage);
+                tunnel::forward(builder, self.key.client.baggage);
             }
             ClusterMode::Vip(_) => self.apply_tunnel(builder),
         }
@@ -233,7 +233,7 @@ impl Context<'_> {
         if builder.cluster.transport_socket.is_some() && self.key.client.baggage {
             builder.disable_baggage();
         }
-        tunnel::lead_through(builder, self.key.client.baggage);
+        tunnel::originate(builder, self.key.client.baggage);
     }
 
     pub(super) fn apply_outlier(&self, builder: &mut ClusterBuilder) {

@@ -275,24 +275,24 @@ fn open_streams(builder: &mut ClusterBuilder, ctx: &BuildContext) {
 
 /// Sends a cluster's connections through the listener that originates tunnels, together with the metadata of its
 /// endpoints.
-pub(super) fn lead_through(builder: &mut ClusterBuilder, baggage: bool) {
+pub(super) fn originate(builder: &mut ClusterBuilder, baggage: bool) {
     static PLAIN: LazyLock<[Encoded<Cluster>; 2]> = LazyLock::new(|| {
         [false, true].map(|baggage| {
             Encoded::of(&Cluster {
-                transport_socket: Some(through(raw_buffer(), baggage)),
+                transport_socket: Some(internal_upstream(raw_buffer(), baggage)),
                 ..Default::default()
             })
         })
     });
     match builder.cluster.transport_socket.take() {
         None => builder.set_socket(&PLAIN[usize::from(baggage)]),
-        Some(inner) => builder.cluster.transport_socket = Some(through(inner, baggage)),
+        Some(inner) => builder.cluster.transport_socket = Some(internal_upstream(inner, baggage)),
     }
 }
 
 /// Sends a cluster's connections through the listener that forwards tunnels, together with the metadata of the cluster
 /// and of its endpoints.
-pub(super) fn forward_through(builder: &mut ClusterBuilder, baggage: bool) {
+pub(super) fn forward(builder: &mut ClusterBuilder, baggage: bool) {
     let transport = InternalUpstreamTransport {
         passthrough_metadata: all_metadata(baggage),
         transport_socket: Some(raw_buffer()),
@@ -310,7 +310,7 @@ fn all_metadata(baggage: bool) -> Vec<MetadataValueSource> {
     usual.into_iter().chain(peer_metadata(baggage)).collect()
 }
 
-fn through(inner: TransportSocket, baggage: bool) -> TransportSocket {
+fn internal_upstream(inner: TransportSocket, baggage: bool) -> TransportSocket {
     let usual = [of_host(DESTINATION_METADATA), of_host(ISTIO_METADATA)];
     let transport = InternalUpstreamTransport {
         passthrough_metadata: usual.into_iter().chain(peer_metadata(baggage)).collect(),
