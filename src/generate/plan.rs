@@ -295,6 +295,8 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> GroupSpec {
             let requested = class.requested.iter();
             let selected = requested.flat_map(|requested| grpc::select(ctx, &selected, requested));
             parts.extend(selected.map(Part::Grpc));
+            // The agent of the workload requests the trust bundle, over the stream of its client.
+            parts.extend(trust_anchors::select(ctx).map(Part::TrustAnchors));
         }
         ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint => {
             parts.extend(cluster::select(ctx, &selected).into_iter().map(Part::Clusters));

@@ -54,13 +54,17 @@ mod tests {
                 key: TrustAnchors::key(&installation.cluster),
                 certificates: vec!["one".to_owned(), "two".to_owned()],
             };
-            let proxy = fixture::client("sidecar~10.0.0.1~a.default~default.svc.cluster.local", &json!({}));
+            let node = "sidecar~10.0.0.1~a.default~default.svc.cluster.local";
+            // The second one is proxyless.
+            let proxies = [json!({}), json!({"GENERATOR": "grpc"})].map(|metadata| fixture::client(node, &metadata));
             let mut world = folder_world(installation, &[("mesh.yaml", "{}")]);
             let _ = world.commit(vec![Change::Upsert(anchors.into())]);
-            let store = fixture::store_of_world(&world, vec![proxy], &RequestedResources::default());
-            let found = fixture::resource(&store, 0, ResourceType::ProxyConfig, "");
-            let want = json!(["one", "two"]);
-            assert_eq!(found["caCertificatesPem"] == want, is_multi_root, "{found}");
+            let store = fixture::store_of_world(&world, proxies.into(), &RequestedResources::default());
+            for client in [0, 1] {
+                let found = fixture::resource(&store, client, ResourceType::ProxyConfig, "");
+                let want = json!(["one", "two"]);
+                assert_eq!(found["caCertificatesPem"] == want, is_multi_root, "{client}: {found}");
+            }
         }
     }
 }
