@@ -20,7 +20,7 @@ use super::{
         waypoint::chains::{Chains, ServiceChainsKey},
     },
     name_table,
-    proxy::ProxyType,
+    proxy::{MetadataKey, ProxyType},
     proxy_class::ProxyClass,
     requested::{ADDRESSES, RequestedResources},
     resource::{Built, UnknownRoutes},
@@ -293,9 +293,12 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> GroupSpec {
     match proxy.proxy_type {
         _ if proxy.is_proxyless() => {
             let requested = class.requested.iter();
-            let selected = requested.flat_map(|requested| grpc::select(ctx, &selected, requested));
-            parts.extend(selected.map(Part::Grpc));
-            // The agent of the workload requests the trust bundle, over the stream of its client.
+            let requested = requested.flat_map(|requested| grpc::select(ctx, &selected, requested));
+            parts.extend(requested.map(Part::Grpc));
+            // The agent of the workload requests these, over the stream of its client. It needs names only for DNS.
+            if proxy.has(MetadataKey::DnsCapture) {
+                parts.push(Part::NameTable(name_table::select(ctx, &selected)));
+            }
             parts.extend(trust_anchors::select(ctx).map(Part::TrustAnchors));
         }
         ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint => {

@@ -671,6 +671,17 @@ spec: {hosts: [echo], resolution: STATIC, ports: [{number: 80, name: http, proto
 }
 
 #[test]
+fn agents_that_capture_dns_have_a_name_table() {
+    let tables = |captures: &str| {
+        let proxy = proxy("client", "10.1.0.9", json!({ "DNS_CAPTURE": captures }));
+        ask("", proxy, ResourceType::NameTable, &[])
+    };
+    assert!(tables("false").is_empty());
+    let table = only(tables("true"));
+    assert_eq!(table["table"][ECHO]["ips"], json!(["10.0.0.1"]));
+}
+
+#[test]
 fn clients_with_equal_views_share_resources() {
     let files = [("mesh.yaml", ""), ("kube.yaml", SERVICES)];
     let requested = RequestedResources::new([
