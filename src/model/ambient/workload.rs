@@ -269,6 +269,13 @@ pub struct EntryEndpoints {
     services: Vec<(ClusterServiceKey, Shared<ClusterService>)>,
 }
 
+impl EntryEndpoints {
+    /// Returns true if listed endpoints are workloads: other objects do not declare all hosts of the ServiceEntry.
+    pub fn are_workloads(&self) -> bool {
+        !self.services.is_empty()
+    }
+}
+
 /// An endpoint of a ServiceEntry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct EntryEndpoint {

@@ -610,12 +610,6 @@ graph! {
     /// Services by their waypoint.
     index services_by_waypoint (ObjectKey, ServiceKey, ServiceWaypoint)
         from (service_waypoints) = |_, row, emit| emit(row.gateway.clone());
-    /// Workloads that use waypoints, by their objects.
-    table waypoint_workloads (WorkloadsKey, WaypointWorkloads)
-        from (with |_, inputs, mesh| waypoint::workloads::candidates(mesh, inputs)) = waypoint::workloads::of_object;
-    /// Objects with workloads by the waypoint of these.
-    index workloads_by_waypoint (ObjectKey, WorkloadsKey, WaypointWorkloads)
-        from (waypoint_workloads) = |_, row, emit| row.gateways(emit);
     /// Settings that all workloads for ztunnels depend on.
     table ambient_mesh ((), AmbientMesh) from (once) = ambient::settings;
     /// Pods of the Gateways that they are instances of.
@@ -681,6 +675,12 @@ graph! {
     table entry_endpoints (ObjectKey, EntryEndpoints)
         from (with |_, inputs, mesh| ambient::workload::entry_candidates(mesh, inputs)) =
             ambient::workload::entry_endpoints;
+    /// Workloads that use waypoints, by their objects.
+    table waypoint_workloads (WorkloadsKey, WaypointWorkloads)
+        from (with |_, inputs, mesh| waypoint::workloads::candidates(mesh, inputs)) = waypoint::workloads::of_object;
+    /// Objects with workloads by the waypoint of these.
+    index workloads_by_waypoint (ObjectKey, WorkloadsKey, WaypointWorkloads)
+        from (waypoint_workloads) = |_, row, emit| row.gateways(emit);
     /// Workloads for ztunnels.
     table ambient_workloads (WorkloadUid, AmbientWorkload)
         from (with |_, inputs, mesh| ambient::workload::candidates(mesh, inputs)) = ambient::workload::workload;

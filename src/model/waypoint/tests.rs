@@ -469,6 +469,32 @@ spec:
 }
 
 #[test]
+fn endpoints_of_hosts_that_others_declare_use_no_waypoint() {
+    let entry = |name: &str, year: u16, hosts: &str, number: u8| {
+        format!(
+            "---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}, namespace: shop, creationTimestamp: '{year}-01-01T00:00:00Z'}}
+spec:
+  hosts: [{hosts}]
+  ports: [{{number: 80, name: http, protocol: HTTP}}]
+  resolution: STATIC
+  endpoints: [{{address: 10.1.0.{number}, labels: {{istio.io/use-waypoint: workloads}}}}]
+"
+        )
+    };
+    let entries = [
+        entry("old", 2001, "a.example.com", 1),
+        entry("same", 2002, "a.example.com", 2),
+        entry("more", 2003, "'a.example.com', 'b.example.com'", 3),
+    ];
+    let mesh = snapshot(&entries);
+    let found = workloads::addresses(&Cx::untracked(), &mesh, &[key("shop/workloads")]);
+    assert_eq!(found, Some(["10.1.0.1", "10.1.0.3"].map(SmolStr::new).to_vec()));
+}
+
+#[test]
 fn a_pod_that_changes_its_label_changes_its_waypoint() {
     let text = [GATEWAYS, "---", WORKLOADS].concat();
     let mut world = fixture::folder_world(installation(), &[("kube.yaml", &text)]);

@@ -122,11 +122,17 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
             }
             let attached = by_address.into_iter().filter_map(|(address, (endpoint, network))| {
                 let gateway = for_workload(cx, mesh, cluster, &label_map(&endpoint.labels), namespace).ok()??;
-                let addresses = canonical(address).into_iter().collect();
+                let addresses: Addresses = canonical(address).into_iter().collect();
                 let attached = (gateway, SmolStr::from(format!("/{address}")), addresses);
                 is_own_network(cx, mesh, network).then_some(attached)
             });
-            (&entry.meta, attached.collect())
+            let attached: Vec<_> = attached.collect();
+            let endpoints = || mesh.entry_endpoints.get(cx, &key.object);
+            let are_workloads = || endpoints().is_some_and(|endpoints| endpoints.are_workloads());
+            if attached.is_empty() || !are_workloads() {
+                return None;
+            }
+            (&entry.meta, attached)
         }
     };
     let creation = meta.creation;
