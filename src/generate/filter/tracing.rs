@@ -382,18 +382,19 @@ impl FilterStack<'_> {
 
     /// Returns a configured header. `envName` is a variable of the control plane.
     ///
-    /// Parity (pilot/pkg/networking/core/tracing.go): a variable that is not set is an empty value. Line breaks at its
-    /// end are cut, since a Secret that was made from a file often has one, and Envoy refuses them.
+    /// Parity (pilot/pkg/networking/core/tracing.go): a variable that is not set is an empty value. Line breaks at the
+    /// end are cut, since a Secret that was made from a file often has one, and so does a literal block of YAML. Envoy
+    /// refuses them.
     fn header(&self, from: &HttpHeader) -> HeaderValue {
         let variables = &self.ctx.mesh.installation.variables;
         let value = match &from.header_value {
             Some(http_header::HeaderValue::Value(value)) => value.as_str(),
-            Some(http_header::HeaderValue::EnvName(name)) => variables.value(name).trim_end_matches(['\r', '\n']),
+            Some(http_header::HeaderValue::EnvName(name)) => variables.value(name),
             None => "",
         };
         HeaderValue {
             key: from.name.clone(),
-            value: value.to_owned(),
+            value: value.trim_end_matches(['\r', '\n']).to_owned(),
             ..Default::default()
         }
     }

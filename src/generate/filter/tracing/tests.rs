@@ -135,7 +135,7 @@ fn collectors_have_a_timeout() {
 #[test]
 fn headers_have_values_of_the_environment() {
     let value = |header: &Value| header["value"].as_str().unwrap_or_default().to_owned();
-    let headers = "[{name: a, envName: OTEL_TOKEN}, {name: b, envName: UNKNOWN}, {name: c, value: text}]";
+    let headers = r#"[{name: a, envName: OTEL_TOKEN}, {name: b, envName: UNKNOWN}, {name: c, value: "text\n"}]"#;
     let config = open_telemetry(&format!("http: {{path: /v1/traces, headers: {headers}}}"));
     let added = config["httpService"]["requestHeadersToAdd"]
         .as_array()
