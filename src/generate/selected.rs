@@ -23,7 +23,7 @@ use crate::{
     model::{
         ScopeKey,
         extension::{ExtensionFilter, ExtensionId},
-        gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION},
+        gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION, converted_annotation},
         gateway_api::used_pool::UsedPool,
         policy::{self, GATEWAY_NAME_LABEL, Subject},
         waypoint::{self, ServingRole},
@@ -196,14 +196,12 @@ fn envoy_filters(ctx: &BuildContext, subject: &Subject) -> Vec<ObjectKey> {
 /// Returns the Gateways that select a proxy by its labels or services, oldest first.
 fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
     let selects = |gateway: &Config<networking::Gateway>| {
-        let annotations = &gateway.meta.annotations;
-        let Some(services) = annotations.get(SERVICE_ANNOTATION) else {
+        let Some(services) = gateway.meta.annotations.get(SERVICE_ANNOTATION) else {
             let pairs = gateway.spec.selector.iter().map(|(k, v)| (k.as_str(), v.as_str()));
             return select::matches(pairs, labels);
         };
-        let parent = annotations
-            .get(PARENT_NAMESPACE_ANNOTATION)
-            .filter(|parent| !parent.is_empty());
+        let parent = converted_annotation(&gateway.meta, PARENT_NAMESPACE_ANNOTATION);
+        let parent = parent.filter(|parent| !parent.is_empty());
         let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
         let serves = |target: &ServiceTarget| {
             target.service.namespace == *namespace && services.split(',').any(|host| target.service.hostname == *host)

@@ -323,7 +323,7 @@ impl<'a> PortMap<'a> {
                 by_service: false,
             });
         };
-        let parent = gateway.annotations.get(PARENT_NAMESPACE_ANNOTATION);
+        let parent = converted_annotation(gateway, PARENT_NAMESPACE_ANNOTATION);
         let namespace = parent.map_or(gateway.namespace().as_str(), SmolStr::as_str);
         let hosts: BTreeSet<&str> = services.split(',').collect();
         let is_named =

@@ -125,6 +125,25 @@ fn gateway_secrets_need_a_gateway_and_a_grant() {
 }
 
 #[test]
+fn gateways_of_users_have_no_other_namespace() {
+    let parents = ", internal.istio.io/parents: ListenerSet/g";
+    for (more, from) in [
+        ("", "kind: Gateway, namespace: default"),
+        (parents, "kind: ListenerSet, namespace: tenant"),
+    ] {
+        let config = format!(
+            "{{apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {{name: g, namespace: tenant,
+            annotations: {{internal.istio.io/parent-namespace: default{more}}}}}, spec: {{selector: {{app: gw}},
+            servers: [{{port: {{number: 443, name: https, protocol: HTTPS}}, hosts: ['*'],
+            tls: {{mode: SIMPLE, credentialName: 'kubernetes-gateway://elsewhere/far'}}}}]}}}}"
+        );
+        let config = granted(&config, "far").replace("kind: Gateway, namespace: default", from);
+        let served = names(&store(&config, vec![router()]), 0, ResourceType::Secret);
+        assert!(served.is_empty(), "{from}: {served:?}");
+    }
+}
+
+#[test]
 fn gateways_validate_clients_by_secrets_of_the_gateway_api() {
     let served = |config: &str| names(&store(config, vec![router()]), 0, ResourceType::Secret);
     let certificate = "kubernetes-gateway://default/other";

@@ -63,16 +63,17 @@ pub(super) fn references(ctx: &BuildContext, gateways: &[ObjectKey], identity: &
     found
 }
 
-fn annotation<'a>(gateway: &'a Config<Gateway>, name: &str) -> Option<&'a SmolStr> {
-    let annotations = &gateway.meta.annotations;
-    annotations.get(name).filter(|value| !value.is_empty())
-}
-
+/// Returns true if a proxy has the identity of a Gateway's proxies.
+///
+/// Parity (pilot/pkg/model/gateway.go): Istio also reads the namespace and the parents that a Gateway of a user names.
+/// Such a Gateway would use what ReferenceGrants permit to the Gateways of that namespace. The webhook refuses it, but
+/// does not see an object whose label `istio.io/rev` is a tag.
 fn has_identity(gateway: &Config<Gateway>, identity: &Identity) -> bool {
-    let namespace =
-        annotation(gateway, PARENT_NAMESPACE_ANNOTATION).map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
-    identity.namespace == *namespace
-        && annotation(gateway, SERVICE_ACCOUNT_ANNOTATION).is_none_or(|account| *account == identity.service_account)
+    let parent = converted_annotation(&gateway.meta, PARENT_NAMESPACE_ANNOTATION).filter(|parent| !parent.is_empty());
+    let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
+    let account = gateway.meta.annotations.get(SERVICE_ACCOUNT_ANNOTATION);
+    let account = account.filter(|account| !account.is_empty());
+    identity.namespace == *namespace && account.is_none_or(|account| *account == identity.service_account)
 }
 
 fn credentials(tls: &ServerTlsSettings) -> impl Iterator<Item = &String> {
@@ -82,7 +83,7 @@ fn credentials(tls: &ServerTlsSettings) -> impl Iterator<Item = &String> {
 }
 
 fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity, name: &str) -> bool {
-    let of_set = annotation(gateway, PARENTS_ANNOTATION).is_some_and(|parents| {
+    let of_set = converted_annotation(&gateway.meta, PARENTS_ANNOTATION).is_some_and(|parents| {
         let kind = parents.strip_prefix(LISTENER_SET);
         kind.is_some_and(|rest| rest.starts_with('/'))
     });
