@@ -13,6 +13,11 @@ use crate::{
     table::Cx,
 };
 
+/// Most credentials of an EnvoyFilter. Each identity that it applies to has a resource for every one of them.
+const MAX_OF_FILTER: usize = 1_000;
+/// Longest name of a credential in an EnvoyFilter; those of objects are much shorter.
+const MAX_NAME: usize = 1_024;
+
 /// Proxies for which a DestinationRule may refer to a credential.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CredentialUsers {
@@ -55,7 +60,8 @@ fn tls_settings(policy: &TrafficPolicy) -> impl Iterator<Item = &ClientTlsSettin
     policy.tls.as_deref().into_iter().chain(of_ports)
 }
 
-/// Returns the credentials anywhere in the patches of an EnvoyFilter, sorted; `None` without any.
+/// Returns the credentials anywhere in the patches of an EnvoyFilter, sorted; `None` without any. Of too many, the
+/// first ones count.
 pub fn of_filter(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Vec<SmolStr>> {
     let filter = mesh.envoy_filters.get(cx, key)?;
     let mut names = Vec::new();
@@ -67,6 +73,8 @@ pub fn of_filter(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Vec<Sm
     }
     names.sort_unstable();
     names.dedup();
+    names.truncate(MAX_OF_FILTER);
+    names.shrink_to_fit();
     (!names.is_empty()).then_some(names)
 }
 
@@ -76,7 +84,7 @@ fn in_struct(fields: &Struct, names: &mut Vec<SmolStr>) {
 
 fn in_value(value: &Value, names: &mut Vec<SmolStr>) {
     match &value.kind {
-        Some(Kind::StringValue(text)) if is_served(text) => names.push(SmolStr::new(text)),
+        Some(Kind::StringValue(text)) if is_served(text) && text.len() <= MAX_NAME => names.push(SmolStr::new(text)),
         Some(Kind::StructValue(fields)) => in_struct(fields, names),
         Some(Kind::ListValue(list)) => list.values.iter().for_each(|value| in_value(value, names)),
         _ => {}
