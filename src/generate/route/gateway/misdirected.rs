@@ -1,7 +1,8 @@
 //! Requests on a connection to another listener. Clients send requests for several hosts over one connection if its
 //! certificate covers them all, but listeners may differ in routes and client certificates. Where several HTTPS
 //! listeners of the Gateway API share a port, a request for a host of another one is answered with status 421, after
-//! which the client opens a new connection (RFC 9110, section 15.5.20). Istio answers 404.
+//! which the client opens a new connection (RFC 9110, section 15.5.20). Istio answers 404, or serves the request if a
+//! route of the connection's listener is for all hosts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
