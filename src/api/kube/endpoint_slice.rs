@@ -19,6 +19,8 @@ pub struct EndpointSlice {
     pub meta: Shared<Meta>,
     /// The label `kubernetes.io/service-name`; empty if the slice belongs to no Service.
     pub service_name: SmolStr,
+    /// True if the label `multicluster.kubernetes.io/service-name` marks a copy of another cluster's endpoints.
+    pub mirrored: bool,
     /// `addressType`: `IPv4`, `IPv6` or `FQDN`.
     pub address_type: SmolStr,
     /// `ports` as (name, number); a missing name is empty, a missing number is 0.
@@ -73,13 +75,11 @@ impl EndpointSlice {
         let not_tcp = listed.filter(|port| !matches!(port.text("protocol").as_str(), "" | "TCP"));
         let not_tcp = not_tcp.map(|port| port.text("name")).collect();
         let endpoints = root.objects("endpoints").iter().map(SliceEndpoint::parse).collect();
-        // Slices mirrored from another cluster belong to no Service of this one.
-        let mirrored = meta.labels.contains_key("multicluster.kubernetes.io/service-name");
-        let service_name = meta.labels.get("kubernetes.io/service-name").filter(|_| !mirrored);
-        let service_name = service_name.cloned().unwrap_or_default();
+        let service_name = meta.labels.get("kubernetes.io/service-name");
         errors.finish(Self {
+            service_name: service_name.cloned().unwrap_or_default(),
+            mirrored: meta.labels.contains_key("multicluster.kubernetes.io/service-name"),
             meta,
-            service_name,
             address_type: root.text("addressType"),
             ports,
             not_tcp,

@@ -179,7 +179,7 @@ fn slices_nodes_and_config_maps_are_parsed() {
         "endpoints": [{"addresses": ["10.1.1.1"], "conditions": {"ready": true, "serving": null},
             "targetRef": {"kind": "Pod", "name": "p", "namespace": "n", "uid": "u"}}, {"targetRef": {"kind": "Node"}}]});
     let slice = EndpointSlice::parse(meta(Kind::EndpointSlice, &object), &object).unwrap();
-    assert_eq!(slice.service_name, "web");
+    assert_eq!((slice.service_name.as_str(), slice.mirrored), ("web", false));
     assert_eq!(slice.ports, [("http".into(), 80), ("".into(), 0)]);
     let pod = PodReference {
         namespace: "n".into(),
@@ -192,11 +192,10 @@ fn slices_nodes_and_config_maps_are_parsed() {
         (Some(true), None)
     );
     assert_eq!(slice.endpoints[1].pod, None);
-    // Slices mirrored from another cluster belong to no Service of this one.
     let mirrored = json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "web",
         "multicluster.kubernetes.io/service-name": "web"}}});
     let slice = EndpointSlice::parse(meta(Kind::EndpointSlice, &mirrored), &mirrored).unwrap();
-    assert_eq!(slice.service_name, "");
+    assert_eq!((slice.service_name.as_str(), slice.mirrored), ("web", true));
     let object = json!({"metadata": {"name": "n"}, "status": {"addresses": [
         {"type": "Hostname", "address": "n"}, {"type": "InternalIP", "address": "10.0.0.9"},
         {"type": "ExternalIP", "address": ""}, {"type": "ExternalIP", "address": "1.0.0.9"}]}});

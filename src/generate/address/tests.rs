@@ -247,6 +247,30 @@ endpoints:
 }
 
 #[test]
+fn mirrored_slices_are_workloads() {
+    let objects = "
+apiVersion: v1
+kind: Service
+metadata: {name: derived-s, namespace: a}
+spec: {clusterIP: 10.0.0.9, ports: [{name: web, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: s-1
+  namespace: a
+  labels: {kubernetes.io/service-name: derived-s, multicluster.kubernetes.io/service-name: s}
+addressType: IPv4
+ports: [{name: web, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [192.0.2.1]}]
+";
+    let found = all(objects);
+    let workload = &found["Kubernetes/discovery.k8s.io/EndpointSlice/a/s-1/192.0.2.1"]["workload"];
+    let ports = json!([{"servicePort": 80, "targetPort": 8080}]);
+    assert_eq!(services(workload)["a/derived-s.a.svc.cluster.local"]["ports"], ports);
+}
+
+#[test]
 fn slices_refer_to_pods_by_uid() {
     let pod = pod("p", "app: x", "10.1.0.1", "").replace("name: p,", "name: p, uid: u1,");
     let of = |selector: &str, namespace: &str, reference: &str| {

@@ -331,10 +331,14 @@ graph! {
     /// Gateway API Gateways with the label of a network gateway.
     index network_gateways ((), ObjectKey, Config<api::gateway_api::Gateway>)
         from (inputs.kube_gateways) = network::labelled_gateway;
-    /// EndpointSlices by (namespace, service name) over clusters; rows come by cluster.
+    /// EndpointSlices by (namespace, service name) over clusters; rows come by cluster. Mirrored slices are omitted,
+    /// because the cluster of their endpoints has these, too.
+    ///
+    /// Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go): this holds for Envoys; ztunnels know the
+    /// endpoints of mirrored slices.
     index slices_by_service ((Namespace, SmolStr), ObjectKey, api::kube::EndpointSlice)
         from (inputs.endpoint_slices) = |key, slice, emit| {
-        if !slice.service_name.is_empty() {
+        if !slice.service_name.is_empty() && !slice.mirrored {
                 emit((key.namespace.clone(), slice.service_name.clone()));
             }
         };
