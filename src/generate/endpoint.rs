@@ -102,8 +102,12 @@ impl EndpointProxyView {
         // Without a gateway, other networks are reached directly, but not by tunnels.
         let crosses = client.crossing != NetworkCrossing::MutualTls;
         let is_multi_network = crosses || network::gateways_for(ctx, service).is_some();
-        let cluster_local =
-            service.node_local || ctx.mesh.is_cluster_local(ctx.cx, &service.key.hostname) || is_confined(ctx, service);
+        let through_waypoint = address_through_waypoint(ctx, service, client);
+        // Clusters that resolve names do not use the waypoint.
+        let uses_waypoint = through_waypoint.is_some() && !service.resolution.is_dns();
+        let cluster_local = is_local(ctx, service)
+            || is_confined(ctx, service)
+            || uses_waypoint && waypoint_service(ctx, service).is_some_and(|waypoint| is_local(ctx, waypoint));
         let mut view = Self {
             network_view: (!client.network_view.is_empty()).then(|| client.network_view.clone()),
             network: is_multi_network.then(|| NetworkProxyView {
@@ -116,19 +120,26 @@ impl EndpointProxyView {
             cluster_only: cluster_local,
             no_tunnels: client.no_tunnels,
             forwards: client.socket.is_east_west,
-            through_waypoint: address_through_waypoint(ctx, service, client),
+            through_waypoint,
             ..Self::default()
         };
         if let Some((location, needs)) = location {
             view.node = needs.node.then(|| location.node.clone());
-            // The locality of a waypoint says nothing about the locality of the endpoints. Clusters that resolve names
-            // do not use the waypoint.
-            let balances = needs.locality && (service.resolution.is_dns() || view.through_waypoint.is_none());
+            // The locality of a waypoint says nothing about the locality of the endpoints.
+            let balances = needs.locality && !uses_waypoint;
             view.locality = balances.then(|| location.locality.clone());
             view.labels = location.labels.as_ref().and_then(|labels| needs.compared(labels));
         }
         view
     }
+}
+
+/// Returns true if proxies use only the endpoints of a service in their own cluster.
+///
+/// Parity (pilot/pkg/xds/endpoints/endpoint_builder.go, `snapshotShards`): of a service that is reached through its
+/// waypoint, the service of the waypoint decides, too.
+fn is_local(ctx: &BuildContext, service: &Service) -> bool {
+    service.node_local || ctx.mesh.is_cluster_local(ctx.cx, &service.key.hostname)
 }
 
 /// Returns true if the ambient mode of several networks confines a service to its clusters.
@@ -162,6 +173,13 @@ fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &Upst
     // address that its listener matches.
     let headless = || address_in(service, &client.cluster).map(|_| SmolStr::new_static(UNSPECIFIED_IP));
     assigned.cloned().or_else(headless)
+}
+
+/// Returns the service of the waypoint that a service uses.
+fn waypoint_service<'a>(ctx: &BuildContext<'a>, service: &Service) -> Option<&'a Shared<Service>> {
+    let through = ctx.mesh.service_waypoints.get(ctx.cx, &service.key)?;
+    let waypoint = ctx.mesh.waypoints.get(ctx.cx, &through.gateway)?;
+    ctx.service(waypoint.service.as_ref()?)
 }
 
 /// Returns the address that a Kubernetes Service has in a cluster.

@@ -9,6 +9,7 @@ use super::{
     lb_endpoint::{LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, limit_weights, write_address, write_metadata},
     locality,
     network::{self, Destination},
+    waypoint_service,
 };
 use crate::{
     base::{Namespace, Shared, SmolStr, address::host_port, cidr, select},
@@ -98,9 +99,7 @@ impl Target<'_> {
     /// other networks know it too; only subsets do not apply.
     fn waypoints(&self, ctx: &BuildContext, client: &EndpointProxyView, address: &SmolStr) -> Vec<LocalityEndpoints> {
         let found = || {
-            let through = ctx.mesh.service_waypoints.get(ctx.cx, &self.service.key)?;
-            let waypoint = ctx.mesh.waypoints.get(ctx.cx, &through.gateway)?;
-            let waypoint = ctx.service(waypoint.service.as_ref()?)?;
+            let waypoint = waypoint_service(ctx, self.service)?;
             let port = waypoint.port(HBONE_PORT)?;
             let endpoints = ctx.mesh.endpoints.get(ctx.cx, &waypoint.key)?;
             let target = Target {

@@ -584,10 +584,8 @@ spec:
     }
 }
 
-/// A gateway asks the waypoint in its network for the address that the service has in the waypoint's cluster, and the
-/// other network for the service, not for the waypoint.
-#[test]
-fn ingress_gateways_reach_waypoints_of_all_clusters() {
+/// Returns [`EAST`] and [`WEST`] with an endpoint of the waypoint each, which ingress gateways must use.
+fn with_waypoints() -> (String, String) {
     let labels = "scope: global, istio.io/use-waypoint: waypoint, istio.io/ingress-use-waypoint: 'true'";
     let slice = |address: &str| {
         format!(
@@ -608,12 +606,21 @@ metadata: {name: waypoint}
 spec: {clusterIP: 10.8.0.9, ports: [{name: mesh, port: 15008, appProtocol: hbone}]}
 ";
     let east = EAST.replace("scope: global, istio.io/use-waypoint: waypoint", labels);
-    let east = [east.as_str(), &slice("10.1.0.9")].concat();
     let west = WEST.replace(
         "{name: wide, labels: {scope: global}}",
         &format!("{{name: wide, labels: {{{labels}}}}}"),
     );
-    let west = [west.as_str(), service, &slice("10.9.0.9")].concat();
+    (
+        [east.as_str(), &slice("10.1.0.9")].concat(),
+        [west.as_str(), service, &slice("10.9.0.9")].concat(),
+    )
+}
+
+/// A gateway asks the waypoint in its network for the address that the service has in the waypoint's cluster, and the
+/// other network for the service, not for the waypoint.
+#[test]
+fn ingress_gateways_reach_waypoints_of_all_clusters() {
+    let (east, west) = with_waypoints();
     let metadata = |store: &ConfigStore| {
         let members = endpoints(store, 2, &format!("outbound|80||{WIDE}"));
         let metadata = members
@@ -644,6 +651,39 @@ spec: {clusterIP: 10.8.0.9, ports: [{name: mesh, port: 15008, appProtocol: hbone
         json!({"local": "10.8.0.41:80", "waypoint": "10.9.0.9:15008"}),
     ];
     assert_eq!(found, want.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn ingress_gateways_reach_cluster_local_waypoints_of_their_cluster() {
+    let (east, west) = with_waypoints();
+    let kube = [WAYPOINT, "---", &east].concat();
+    let west = west.replace("net2", "net1");
+    let local = "serviceSettings: [{settings: {clusterLocal: true}, hosts: [waypoint.default.svc.cluster.local]}]\n";
+    let node = "router~10.1.0.31~gw-0.default~default.svc.cluster.local";
+    let client = |cluster: &str| fixture::client(node, &json!({"NETWORK": "net1", "CLUSTER_ID": cluster}));
+    let waypoints = |settings: &str| {
+        let mesh = [MESH, settings].concat();
+        let files = [
+            ("mesh.yaml", mesh.as_str()),
+            ("kube.yaml", &kube),
+            ("kube-west.yaml", &west),
+        ];
+        let store = fixture::store(installation(), &files, vec![client("Kubernetes"), client("west")]);
+        let of = |client: u64| {
+            let members = endpoints(&store, client, &format!("outbound|80||{WIDE}"));
+            let through = |member: &Value| {
+                let metadata = &member["metadata"]["filterMetadata"]["envoy.filters.listener.original_dst"];
+                metadata["waypoint"].clone()
+            };
+            members.iter().map(through).collect::<Vec<_>>()
+        };
+        [of(0), of(1)]
+    };
+    assert_eq!(waypoints(local), [["10.1.0.9:15008"], ["10.9.0.9:15008"]]);
+    assert!(
+        waypoints("").iter().all(|found| found.len() == 2),
+        "other waypoints are reached in all clusters"
+    );
 }
 
 /// A waypoint serves the services of other clusters whose waypoint has its host. Gateways use the waypoint as the
