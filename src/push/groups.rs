@@ -166,6 +166,11 @@ impl Subscription {
         Some((publication.clone(), publication.unreceived.take()))
     }
 
+    /// Returns true if [`Self::next`] need not wait for a publication.
+    pub fn has_next(&self) -> bool {
+        self.receiver.has_changed().unwrap_or_default()
+    }
+
     /// Requests other names than before. A publication says which names it was generated for
     /// ([`ResourceSnapshot::requested`]).
     pub fn request(&self, requested: Shared<RequestedResources>) {
@@ -264,8 +269,10 @@ mod tests {
         let first = environment::now();
         let second = first + Duration::from_secs(1);
         let publish = |since| sender.send_modify(|publication| publication.unreceived.add(Some(since), None));
-        let mut received = || subscription.next().now_or_never().flatten();
+        assert!(!subscription.has_next());
         publish(first);
+        assert!(subscription.has_next());
+        let mut received = || subscription.next().now_or_never().flatten();
         let (_, earlier) = received().expect("a publication");
         publish(second);
         assert_eq!(earlier.since, Some(first));

@@ -12,7 +12,10 @@ use http_body_util::BodyExt;
 use prost::Message;
 use rustc_hash::FxBuildHasher;
 use smol_str::SmolStr;
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::{
+    task::coop::consume_budget,
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+};
 
 use self::{
     buffer::{Received, RequestBuffer},
@@ -242,6 +245,8 @@ where
     ///
     /// Boxed, since the task of a stream has room for each place that a request passes through.
     pub(super) async fn next(&mut self) -> Result<Option<Box<IncomingRequest>>, RequestError> {
+        // A client that sends requests without a pause leaves its thread to others.
+        consume_budget().await;
         loop {
             if let Some((received, turn)) = &mut self.waiting {
                 let size_bytes = received.message.len();

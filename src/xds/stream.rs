@@ -46,6 +46,12 @@ use crate::{
 /// The type of health reports by agents; these messages are not requests.
 const HEALTH_INFORMATION: &str = "type.googleapis.com/istio.v1.HealthInformation";
 
+/// The number of requests in a row after which all else that waits goes first: more than a client sends at once when it
+/// reconnects. Otherwise a client that sends requests without a pause would be sent nothing, and keep its permit.
+///
+/// Parity (pkg/xds/server.go, `Stream`): a wave of requests does not hold up pushes.
+const REQUESTS_IN_A_ROW: u32 = 32;
+
 /// See the module's documentation.
 pub(super) struct Stream<B> {
     pub(super) shared: Arc<Shared>,
@@ -117,27 +123,33 @@ where
         };
         Box::pin(session.on_request(first)).await?;
         let read_timeout = self.shared.timeouts.permit;
-        let mut is_open = true;
+        let (mut is_open, mut in_a_row) = (true, 0_u32);
         loop {
             // A client may close its side after its requests, as `grpcurl -d` does.
             if !is_open && !session.owes_response() {
                 return Ok(());
             }
+            let are_others_first = in_a_row >= REQUESTS_IN_A_ROW && session.has_other_work();
             let due_at = session.due_at();
             // Requests are handled before pushes, since they decide what a push contains.
             tokio::select! {
                 biased;
                 end = session.ends.next() => return Err(end),
-                request = self.requests.next(), if is_open => match request? {
-                    Some(request) => Box::pin(session.on_request(request)).await?,
+                request = self.requests.next(), if is_open && !are_others_first => match request? {
+                    Some(request) => {
+                        in_a_row = in_a_row.saturating_add(1);
+                        Box::pin(session.on_request(request)).await?;
+                    }
                     None => is_open = false,
                 },
                 publication = session.subscription.next() => {
+                    in_a_row = 0;
                     let (publication, unreceived) = publication.ok_or(EndReason::ShuttingDown)?;
                     let work = session.on_publication(publication, unreceived);
                     Box::pin(self.requests.pause_for(read_timeout, work)).await?;
                 }
                 () = sleep_until(due_at.unwrap_or_else(Timer::now)), if due_at.is_some() => {
+                    in_a_row = 0;
                     Box::pin(self.requests.pause_for(read_timeout, session.on_due())).await?;
                 }
             }

@@ -137,6 +137,11 @@ impl Session {
         first_permit.into_iter().chain(self.clusters_due_at()).min()
     }
 
+    /// Returns true if something else than a request waits: a publication, or [`Self::on_due`].
+    pub(super) fn has_other_work(&self) -> bool {
+        self.subscription.has_next() || self.due_at().is_some_and(|due_at| due_at <= Timer::now())
+    }
+
     /// Returns the time when changed clusters are sent although the client has not answered the last ones; `None` if
     /// none wait for that. See [`StreamTimeouts::clusters`].
     fn clusters_due_at(&self) -> Option<Timer> {

@@ -1,5 +1,10 @@
 //! Tests of what clients that wait, or do not read, hold up for themselves and for others.
 
+use std::sync::atomic::AtomicUsize;
+
+use futures::{StreamExt, stream};
+use http_body_util::BodyExt;
+
 use super::*;
 
 #[tokio::test]
@@ -77,6 +82,52 @@ async fn requests_do_not_hold_up_a_first_configuration() {
     assert_eq!(listeners.expect("the rest of the configuration").resources.len(), 200);
 }
 
+/// A client that sends requests without a pause is sent its configuration all the same, and keeps no permit longer than
+/// others.
+#[tokio::test]
+async fn r20_requests_without_a_pause_hold_up_nothing() {
+    const REQUESTS: usize = 5000;
+    let fixture = Fixture::new(&ServerOptions::default());
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let read = Arc::new(AtomicUsize::new(0));
+    let counter = read.clone();
+    let requests = stream::iter(0..REQUESTS).map(move |number| {
+        counter.store(number + 1, Ordering::Relaxed);
+        let nonce = if number == 0 { "" } else { "stale" };
+        Ok::<_, Infallible>(Frame::data(framed(&clusters(nonce))))
+    });
+    let mut response = call(&fixture, requests.chain(stream::pending())).await;
+    let configuration = tokio::time::timeout(Duration::from_secs(20), response.body_mut().frame()).await;
+    assert!(configuration.is_ok_and(|frame| frame.is_some()));
+    let read = read.load(Ordering::Relaxed);
+    assert!(read < REQUESTS, "all requests are read before");
+}
+
+/// Calls the server with these DATA frames as the body of a request.
+async fn call<S>(fixture: &Fixture, frames: S) -> Response<Body>
+where
+    S: futures::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + Unpin + 'static,
+{
+    let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+    let request = Request::post(path).body(http_body_util::StreamBody::new(frames));
+    fixture.server.call(request.expect("a request")).await
+}
+
+fn clusters(nonce: &str) -> DiscoveryRequest {
+    DiscoveryRequest {
+        node: node(),
+        type_url: ResourceType::Cluster.url().into(),
+        response_nonce: nonce.into(),
+        ..Default::default()
+    }
+}
+
+/// Returns a request as a gRPC message.
+fn framed(request: &DiscoveryRequest) -> Bytes {
+    let message = prost::Message::encode_to_vec(request);
+    crate::rpc::framing::framed(&message).expect("a message within the size limit")
+}
+
 /// Returns names of more than 256 KiB together.
 pub(super) fn many_names() -> Vec<String> {
     (0..3000).map(|number| format!("{number:0100}")).collect()
@@ -148,21 +199,9 @@ async fn r20_begun_requests_of_clients_that_do_not_read_make_room() {
     options.timeouts.permit = Duration::from_millis(20);
     let fixture = Fixture::new(&options);
     let (frames, receiver) = mpsc::channel::<Result<Frame<Bytes>, Infallible>>(4);
-    let body = http_body_util::StreamBody::new(ReceiverStream::new(receiver));
-    let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-    let request = Request::post(path).body(body).expect("a request");
-    let unread = fixture.server.call(request).await;
-    let framed = |request: &DiscoveryRequest| {
-        let message = prost::Message::encode_to_vec(request);
-        crate::rpc::framing::framed(&message).expect("a message within the size limit")
-    };
-    let clusters = DiscoveryRequest {
-        node: node(),
-        type_url: ResourceType::Cluster.url().into(),
-        ..Default::default()
-    };
+    let unread = call(&fixture, ReceiverStream::new(receiver)).await;
     let begun = framed(&unserved("a", many_names())).slice(..100 << 10);
-    for bytes in [framed(&clusters), begun] {
+    for bytes in [framed(&clusters("")), begun] {
         frames.send(Ok(Frame::data(bytes))).await.expect("an open stream");
     }
     let (admission, source) = (&fixture.server.shared.admission, Source::Address(None));
