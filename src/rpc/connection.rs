@@ -51,6 +51,12 @@ const HEADER_BYTES: u32 = 17 << 10;
 /// peer must use little memory.
 const PLAINTEXT_HEADER_BYTES: u32 = 8 << 10;
 
+/// The flow-control window of an encrypted connection, which a gateway may use for the streams of many proxies. If the
+/// client of a stream does not read its response, the stream reads no request either, and holds up to [`WINDOW_BYTES`].
+/// The others need room beside a few of these. Plaintext connections, which need no authentication, have only
+/// [`WINDOW_BYTES`]. On encrypted ones, the transport reads less than that before authentication.
+const SHARED_WINDOW_BYTES: u32 = 16 * WINDOW_BYTES;
+
 /// The time per connection over which connections close at shutdown, so that their clients reach other replicas one
 /// after the other: a thousand in a second.
 const DRAIN_PER_CONNECTION: Duration = Duration::from_millis(1);
@@ -399,7 +405,7 @@ impl<S: Service> Connections<S> {
             .max_concurrent_streams(max_streams)
             .max_header_list_size(if is_tls { HEADER_BYTES } else { PLAINTEXT_HEADER_BYTES })
             .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES);
+            .initial_connection_window_size(if is_tls { SHARED_WINDOW_BYTES } else { WINDOW_BYTES });
         builder
     }
 }

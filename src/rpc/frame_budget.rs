@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use super::frame::{Head, kind};
 
-/// The flow-control window of a stream and of a connection. When thousands of clients reconnect at once, this much is
-/// buffered for each; the transport reads less from unauthenticated ones. It must not be less than 65,535, the initial
-/// window of every client (RFC 9113, section 6.9.2). A client that has used more than a smaller window waits for the
-/// difference, which the h2 crate does not return in every case; then the stream hangs.
+/// The flow-control window of a stream, and of a connection without encryption. When thousands of clients reconnect at
+/// once, this much is buffered for each; the transport reads less from unauthenticated ones. It must not be less than
+/// 65,535, the initial window of every client (RFC 9113, section 6.9.2). A client that has used more than a smaller
+/// window waits for the difference, which the h2 crate does not return in every case; then the stream hangs.
 pub(super) const WINDOW_BYTES: u32 = 64 << 10;
 /// The burst and the rate of headers, in units of one header block and of [`HEADER_UNIT_BYTES`]. A certificate request
 /// with a token has about four units.

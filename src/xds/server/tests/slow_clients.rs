@@ -39,6 +39,39 @@ async fn a_slow_reader_does_not_delay_others() {
     assert_eq!(slow.response().await.resources.len(), 200, "it can still catch up");
 }
 
+/// A gateway that ends the TLS of many proxies forwards their streams over one connection.
+#[tokio::test]
+async fn a_slow_reader_does_not_delay_streams_of_its_connection() {
+    let mut options = ServerOptions::default();
+    options.timeouts.write = Duration::from_millis(100);
+    let fixture = Fixture::new(&options);
+    let text = "x".repeat(1 << 20);
+    let content = [
+        (ResourceType::Cluster, "a", text.as_str()),
+        (ResourceType::Listener, "l", "1"),
+    ];
+    fixture.publish(1, &content);
+    let gateway = Endpoint::from_static("http://istiod")
+        .initial_stream_window_size(65_535)
+        .initial_connection_window_size(8 << 20);
+    let peer = Peer {
+        is_tls: true,
+        ..local()
+    };
+    let mut client = fixture.client_of(gateway, peer).await;
+    let slow = Sotw::open(&mut client).await.expect("an accepted stream");
+    slow.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds_write_timeout", 1.0).await;
+    // More than the window of a stream.
+    let names = many_names();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    slow.request(ResourceType::Endpoint, &names, "").await;
+    let mut other = Sotw::open(&mut client).await.expect("an accepted stream");
+    other.request(ResourceType::Listener, &[], "").await;
+    let listeners = tokio::time::timeout(Duration::from_secs(20), other.response()).await;
+    assert_eq!(texts(&listeners.expect("a configuration")), ["1"]);
+}
+
 /// A proxy answers endpoints with all of their names, while the rest of its first configuration is written. The frames
 /// that say that it has read come behind this request.
 #[tokio::test]
