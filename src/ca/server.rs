@@ -137,7 +137,9 @@ impl CertificateService {
             }
             Err(refused) => {
                 self.metrics.unauthenticated.inc();
-                call.record_violation();
+                if !refused.is_unavailable() {
+                    call.record_violation();
+                }
                 tracing::warn!(address = ?credentials.address, %refused, "client authentication failed");
                 Err(if refused.is_unavailable() {
                     Status::unavailable(

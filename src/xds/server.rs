@@ -17,7 +17,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::timeout,
 };
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::{
     admission::{Admission, Limits, Source},
@@ -320,6 +320,8 @@ impl Server {
         let caller = self.caller(peer, headers).await;
         match (&caller, pre_auth) {
             (_, None) => {}
+            // The client is not to blame, and behind a gateway, others share its connection.
+            (Err(status), Some(_)) if status.code() == Code::Unavailable => {}
             (Err(_), Some(pre_auth)) => pre_auth.record_violation(),
             (Ok(caller), Some(pre_auth)) => {
                 // Without authentication, the connection is admitted after the first request.

@@ -9,7 +9,7 @@ use http_body_util::{Full, StreamBody};
 use super::*;
 use crate::{
     auth::{AuthenticationError, Authenticator, CallerSource, Credentials},
-    rpc::{Peer, framing},
+    rpc::{Peer, PreAuthLimiter, framing},
 };
 
 /// Authenticates by the header `caller`.
@@ -192,6 +192,24 @@ async fn r11_unauthenticated_callers_get_no_certificate() {
         fixture.counts(),
         counts.map(|(name, count)| (name.to_owned(), count)).into()
     );
+}
+
+#[tokio::test]
+async fn callers_whose_credentials_cannot_be_checked_violate_nothing() {
+    let fixture = Fixture::new(FakeSigner::default());
+    let limiter = PreAuthLimiter::new(1);
+    let connection = limiter.register([10, 0, 0, 1].into()).expect("an empty limiter");
+    for (caller, is_closed) in [("away", false), (",", true)] {
+        for _ in 0..200 {
+            let request = Request::post(CREATE_CERTIFICATE)
+                .header("caller", caller)
+                .extension(connection.clone())
+                .body(Full::new(Bytes::new()));
+            let call = Call::new(request.expect("a request"));
+            fixture.service.call(call).await.expect_err("refused");
+        }
+        assert_eq!(connection.evicted().now_or_never().is_some(), is_closed, "{caller}");
+    }
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use smol_str::{SmolStr, format_smolstr};
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Code, Streaming,
+    Streaming,
     transport::{Channel, Endpoint},
 };
 

@@ -94,6 +94,23 @@ async fn callers_over_tls_need_authentication() {
     assert_eq!(identity.map(|id| id.service_account), Some("web".into()));
 }
 
+/// Clients behind a gateway share a connection, and retry while the API server is away.
+#[tokio::test]
+async fn callers_that_cannot_be_authenticated_now_do_not_close_their_connection() {
+    let fixture = secured(security(false, true));
+    let mut client = over_tls(&fixture, None).await;
+    let mut stream = open(&mut client, WEB).await.expect("an authenticated stream");
+    stream.request(ResourceType::Cluster, &[], "").await;
+    let clusters = stream.response().await;
+    stream.request(ResourceType::Cluster, &[], &clusters.nonce).await;
+    for _ in 0..200 {
+        let refused = open(&mut client, "away").await.err().map(|status| status.code());
+        assert_eq!(refused, Some(Code::Unavailable));
+    }
+    fixture.publish(2, &[(ResourceType::Cluster, "a", "2")]);
+    assert_eq!(texts(&stream.response().await), ["2"]);
+}
+
 #[tokio::test]
 async fn plaintext_callers_have_no_identity() {
     let fixture = secured(security(false, true));
