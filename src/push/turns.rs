@@ -1,7 +1,8 @@
 //! The order of first configurations. Generation for a namespace with very large objects must not delay the proxies of
 //! other namespaces. So namespaces whose generation took long are generated one at a time, after all others: the one
 //! that has used the least time goes first, and its turn comes when the others have used as much time as it needs, or
-//! when none of them waits.
+//! when none of them waits. What a namespace did not use while it did not wait, it cannot use later (start-time fair
+//! queueing).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,6 +31,8 @@ pub(super) type Connected = Vec<(ConnectionId, Arc<Proxy>)>;
 pub(super) struct Turns {
     slow: BTreeMap<Namespace, Cost>,
     waiting: BTreeMap<Namespace, Connected>,
+    /// The time that the namespace of the last turn had used before that turn.
+    served: Duration,
     /// The time that others have used since the last turn.
     others: Duration,
     /// True if a turn was not recorded yet.
@@ -41,7 +44,7 @@ pub(super) struct Turns {
 struct Cost {
     /// The duration of its last batch.
     last: Duration,
-    /// The time that it has used in turns, since the time at which it became slow.
+    /// The time that it has used in turns; at least [`Turns::served`] when it becomes slow, and when it begins to wait.
     used: Duration,
 }
 
@@ -50,9 +53,15 @@ impl Turns {
     /// demand: their requests must follow them.
     pub(super) fn defer(&mut self, connected: &mut Connected) {
         let waits = |proxy: &Proxy| self.slow.contains_key(&proxy.node.namespace) && !proxy.node.is_proxyless();
-        for (id, proxy) in connected.extract_if(.., |(_, proxy)| waits(proxy)) {
-            let waiting = self.waiting.entry(proxy.node.namespace.clone()).or_default();
-            waiting.push((id, proxy));
+        let deferred: Connected = connected.extract_if(.., |(_, proxy)| waits(proxy)).collect();
+        for (id, proxy) in deferred {
+            let namespace = proxy.node.namespace.clone();
+            if let Some(cost) = self.slow.get_mut(&namespace)
+                && !self.waiting.contains_key(&namespace)
+            {
+                cost.used = cost.used.max(self.served);
+            }
+            self.waiting.entry(namespace).or_default().push((id, proxy));
         }
     }
 
@@ -70,8 +79,10 @@ impl Turns {
     /// Returns the waiting proxies of the next namespace.
     pub(super) fn next(&mut self) -> Option<Connected> {
         self.others = Duration::ZERO;
-        let next = self.waiting.remove(&self.next_namespace()?);
+        let namespace = self.next_namespace()?;
+        let next = self.waiting.remove(&namespace);
         self.is_turn = next.is_some();
+        self.served = self.served.max(self.cost(&namespace).used);
         next
     }
 
@@ -116,15 +127,13 @@ impl Turns {
             self.slow.retain(|slow, _| !namespaces.contains(slow));
             return;
         }
-        if !has_room {
-            return;
-        }
-        // A namespace that becomes slow precedes none that has been slow for longer.
-        let least = self.slow.values().map(|cost| cost.used).min().unwrap_or_default();
         for namespace in namespaces {
-            let last = worked;
-            let cost = self.slow.entry(namespace).or_insert(Cost { last, used: least });
-            cost.last = worked;
+            if !has_room && !self.slow.contains_key(&namespace) {
+                continue;
+            }
+            let (last, used) = (worked, self.served);
+            let cost = self.slow.entry(namespace).or_insert(Cost { last, used });
+            cost.last = last;
             cost.used += worked;
         }
     }
@@ -173,6 +182,41 @@ mod tests {
         assert_eq!(turns.next().as_ref().map(ids), Some(vec![2]));
         assert!(turns.remove(ConnectionId(4)) && !turns.remove(ConnectionId(4)));
         assert!(!turns.is_waiting() && turns.next().is_none());
+    }
+
+    #[test]
+    fn r21_slow_namespaces_do_not_wait_for_what_they_used_before() {
+        let mut turns = Turns::default();
+        turns.record(set(&["idle", "old"]), SLOW);
+        for _ in 0..100 {
+            turns.defer(&mut connected(&["old"]));
+            assert!(turns.next().is_some(), "no other one waits");
+            turns.record(set(&["old"]), SLOW);
+        }
+        turns.record(set(&["new"]), SLOW);
+        turns.defer(&mut connected(&["old"]));
+        let precedes = |_: &u32| {
+            // Its proxies connect without a pause.
+            turns.defer(&mut connected(&["other", "new"]));
+            let is_new = turns.next().as_ref().map(ids) == Some(vec![1]);
+            turns.record(set(&[if is_new { "new" } else { "old" }]), SLOW);
+            is_new
+        };
+        let preceding = (0..100).take_while(precedes).count();
+        assert!(preceding <= 1, "{preceding} turns");
+    }
+
+    #[test]
+    fn r21_turns_are_counted_if_no_more_namespaces_are_remembered() {
+        let mut turns = Turns::default();
+        for number in 0..MAX_SLOW {
+            turns.record(set(&[format!("n{number}").as_str()]), SLOW);
+        }
+        turns.defer(&mut connected(&["n0", "n1"]));
+        assert_eq!(turns.next().as_ref().map(ids), Some(vec![0]));
+        turns.record(set(&["n0"]), SLOW);
+        turns.defer(&mut connected(&["n0"]));
+        assert_eq!(turns.next().as_ref().map(ids), Some(vec![1]));
     }
 
     #[test]
