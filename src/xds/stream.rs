@@ -216,7 +216,7 @@ where
         mut request: Box<IncomingRequest>,
     ) -> Result<Option<Box<IncomingRequest>>, EndReason> {
         while matches!(request.content, RequestContent::Debug(_)) {
-            self.debug_responder().answer(request).await?;
+            self.debug_responder().answer(ends, request).await?;
             let next = tokio::select! {
                 request = self.requests.next() => request?,
                 end = ends.next() => return Err(end),
@@ -278,7 +278,6 @@ where
             caller: self.caller.clone(),
             source: self.source.clone(),
             sender: self.sender.clone(),
-            draining: self.draining.clone(),
         }
     }
 

@@ -143,7 +143,7 @@ impl ConfigSession {
 
     async fn on_request(&mut self, incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
         if matches!(incoming.content, RequestContent::Debug(_)) {
-            return Box::pin(self.debug_responder.answer(incoming)).await;
+            return Box::pin(self.debug_responder.answer(&mut self.ends, incoming)).await;
         }
         self.shared.metrics.received(incoming.size_bytes);
         let IncomingRequest {

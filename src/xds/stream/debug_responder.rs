@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio_util::sync::CancellationToken;
-
 use super::{
     end::{EndReason, EndSignals},
     shared::Shared,
@@ -26,12 +24,16 @@ pub(super) struct DebugResponder {
     pub(super) caller: Option<Caller>,
     pub(super) source: Source,
     pub(super) sender: ResponseSender,
-    pub(super) draining: CancellationToken,
 }
 
 impl DebugResponder {
-    /// Answers a debug request once. The response is not acknowledged and there are no updates.
-    pub(super) async fn answer(&self, mut request: Box<IncomingRequest>) -> Result<(), EndReason> {
+    /// Answers a debug request once, unless the stream must end before. The response is not acknowledged and there are
+    /// no updates.
+    pub(super) async fn answer(
+        &self,
+        ends: &mut EndSignals,
+        mut request: Box<IncomingRequest>,
+    ) -> Result<(), EndReason> {
         self.shared.metrics.received(request.size_bytes);
         let RequestContent::Debug(names) = &mut request.content else {
             return Ok(());
@@ -48,7 +50,6 @@ impl DebugResponder {
             caller: self.caller.clone(),
         };
         let rendering = (self.shared.clock)();
-        let mut ends = EndSignals::new(&self.sender, &self.draining);
         let answer = tokio::select! {
             answer = debug_handler.answer(debug_request) => answer?,
             end = ends.next() => return Err(end),

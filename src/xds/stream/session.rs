@@ -176,7 +176,7 @@ impl Session {
                 incoming.release();
                 // A client that does not read the answer must not delay the first configurations of others.
                 self.first_permit = None;
-                return Box::pin(self.debug_responder.answer(incoming)).await;
+                return Box::pin(self.debug_responder.answer(&mut self.ends, incoming)).await;
             }
             RequestContent::Unserved(request) => {
                 drop((incoming.permit, incoming.turn));

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future::BoxFuture, stream};
 use http_body_util::BodyExt;
 
 use super::*;
+use crate::xds::debug::{DebugError, DebugRequest, DebugResponse, SYNC_STATUS};
 
 #[tokio::test]
 async fn a_slow_reader_does_not_delay_others() {
@@ -223,6 +224,47 @@ async fn r20_unread_answers_hold_no_first_configuration() {
     let other = other.expect("an accepted stream");
     other.request(ResourceType::Cluster, &[], "").await;
     fixture.until("pilot_xds", 2.0).await;
+}
+
+/// Answers debug requests at once, and tells that it was asked.
+struct Status(mpsc::Sender<()>);
+
+impl DebugHandler for Status {
+    fn answer(&self, _: DebugRequest) -> BoxFuture<'static, Result<DebugResponse, DebugError>> {
+        self.0.try_send(()).expect("few requests");
+        std::future::ready(Ok(DebugResponse::default())).boxed()
+    }
+}
+
+/// Sets a handler of debug requests. Returns a receiver of what it was asked.
+fn with_debug_handler(fixture: &Fixture) -> mpsc::Receiver<()> {
+    let (asked, questions) = mpsc::channel(4);
+    fixture.server.set_debug_handler(Arc::new(Status(asked)));
+    questions
+}
+
+/// Sends a debug request.
+async fn ask(stream: &Sotw) {
+    let request = DiscoveryRequest {
+        node: node(),
+        type_url: SYNC_STATUS.into(),
+        ..Default::default()
+    };
+    stream.requests.send(request).await.expect("an open stream");
+}
+
+/// Clients whose subscriptions take too much memory are closed in the same way.
+#[tokio::test]
+async fn r20_clients_that_do_not_read_debug_answers_can_be_closed() {
+    let fixture = Fixture::new(&ServerOptions::default());
+    let mut questions = with_debug_handler(&fixture);
+    let stream = unread(&fixture).await;
+    stream.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds", 1.0).await;
+    ask(&stream).await;
+    questions.recv().await.expect("a handler");
+    fixture.server.registry().connections()[0].close();
+    fixture.until("pilot_xds", 0.0).await;
 }
 
 /// A client begins a large request and does not read its configuration.
