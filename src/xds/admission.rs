@@ -23,6 +23,9 @@ const FIRST_REQUESTS: usize = 4;
 const LONGEST_FIRST_REQUESTS: Duration = Duration::from_secs(2);
 /// The budget for large requests that are arriving, over all streams.
 const REQUEST_BYTES: usize = 32 << 20;
+/// The number of debug requests that are answered at the same time. An answer is made for one client, and may be as
+/// large as the configuration of a proxy.
+const DEBUG_ANSWERS: usize = 16;
 
 /// The size of very large requests whose names are processed at the same time, and the size that each counts as at
 /// least. So clients without authentication have two at a time, and the largest ones take turns.
@@ -66,6 +69,7 @@ pub struct Admission {
     first_requests: FairBudget,
     requests: FairBudget,
     processed: FairBudget,
+    debug_answers: FairBudget,
     /// The time at which the next stream may start. Locked for two comparisons.
     next_stream: Mutex<Option<Instant>>,
     clock: fn() -> Instant,
@@ -82,6 +86,7 @@ impl Admission {
             first_requests: FairBudget::new(FIRST_REQUESTS * limits.first_configurations),
             requests: FairBudget::new(REQUEST_BYTES),
             processed: FairBudget::new(PROCESSED_BYTES),
+            debug_answers: FairBudget::new(DEBUG_ANSWERS),
             next_stream: Mutex::new(None),
             clock,
         }
@@ -137,6 +142,11 @@ impl Admission {
     pub async fn processing(&self, source: &Source, size_bytes: usize) -> Permit {
         let size_bytes = size_bytes.max(LEAST_PROCESSED_BYTES);
         self.processed.acquire(source, size_bytes).await
+    }
+
+    /// Waits until a debug request may be answered. The permit is held until the answer is read.
+    pub async fn debug_answer(&self, source: &Source) -> Permit {
+        self.debug_answers.acquire(source, 1).await
     }
 
     /// Waits until a response of this size may be sent. A very large one is sent alone.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::timeout;
+
 use super::{
     end::{EndReason, EndSignals},
     shared::Shared,
@@ -39,10 +41,16 @@ impl DebugResponder {
             return Ok(());
         };
         let names = std::mem::take(names);
+        let type_url = std::mem::take(&mut request.type_url);
+        // A client that waits for its answer, or does not read it, must not delay the requests of others.
+        drop(request);
         let Some(debug_handler) = self.shared.debug_handler.get() else {
             return Ok(());
         };
-        let type_url = std::mem::take(&mut request.type_url);
+        let _permit = tokio::select! {
+            permit = self.shared.admission.debug_answer(&self.source) => permit,
+            end = ends.next() => return Err(end),
+        };
         let label = debug::metric_label(&type_url);
         let debug_request = DebugRequest {
             type_url: type_url.clone(),
@@ -54,14 +62,11 @@ impl DebugResponder {
             answer = debug_handler.answer(debug_request) => answer?,
             end = ends.next() => return Err(end),
         };
-        // A client that does not read its answer must not delay the requests of others.
-        drop(request);
         let message = Message::of_debug(self.protocol, type_url, answer)?;
         let written = async {
-            let sent = self
-                .shared
-                .write(&self.source, &self.sender, message, rendering)
-                .await?;
+            let written = self.shared.write(&self.source, &self.sender, message, rendering);
+            let sent = timeout(self.shared.timeouts.debug_answer, written).await;
+            let sent = sent.map_err(|_| EndReason::UnreadAnswer)??;
             self.shared.metrics.sent_debug(label, &sent);
             Ok(())
         };

@@ -34,6 +34,8 @@ pub(in crate::xds) enum EndReason {
     ShuttingDown,
     #[error("the first request did not arrive in time")]
     Silent,
+    #[error("the answer to the debug request was not read in time; try again")]
+    UnreadAnswer,
     #[error("the credentials of the client have expired; connect again")]
     Expired,
     #[error("type {0:?} of ADS v2 is no longer served; hint: request the type of v3 (resource_api_version: V3)")]
@@ -82,7 +84,7 @@ impl EndReason {
             Self::Request(RequestError::TooLarge { .. } | RequestError::TooMany | RequestError::TooManyOfNode) => {
                 Some("request_size")
             }
-            Self::Denied(DebugError::Busy) => Some("debug_requests"),
+            Self::Denied(DebugError::Busy) | Self::UnreadAnswer => Some("debug_requests"),
             _ => None,
         }
     }
@@ -99,7 +101,7 @@ impl EndReason {
         let code = match self {
             Self::Disconnected => Code::Cancelled,
             Self::Draining | Self::Closed | Self::ShuttingDown => Code::Unavailable,
-            Self::Silent => Code::DeadlineExceeded,
+            Self::Silent | Self::UnreadAnswer => Code::DeadlineExceeded,
             Self::Expired => Code::Unauthenticated,
             Self::NoAmbient => Code::Unknown,
             Self::Forbidden(_) | Self::NoConfigAccess(_) => Code::PermissionDenied,

@@ -40,6 +40,8 @@ pub struct StreamTimeouts {
     pub clusters: Duration,
     /// The limit for the first request of a stream.
     pub first_request: Duration,
+    /// An answer to a debug request that is not written by then ends its stream.
+    pub debug_answer: Duration,
 }
 
 impl Default for StreamTimeouts {
@@ -51,6 +53,7 @@ impl Default for StreamTimeouts {
             first_configuration: Duration::from_secs(10),
             clusters: Duration::from_secs(10),
             first_request: Duration::from_secs(30),
+            debug_answer: Duration::from_mins(1),
         }
     }
 }

@@ -267,6 +267,31 @@ async fn r20_clients_that_do_not_read_debug_answers_can_be_closed() {
     fixture.until("pilot_xds", 0.0).await;
 }
 
+/// Returns the number of debug requests that may be answered besides the present ones.
+fn free_debug_answers(fixture: &Fixture) -> usize {
+    let (admission, source) = (&fixture.server.shared.admission, Source::Address(None));
+    let permits: Vec<_> = std::iter::from_fn(|| admission.debug_answer(&source).now_or_never()).collect();
+    permits.len()
+}
+
+#[tokio::test]
+async fn r20_unread_debug_answers_are_bounded() {
+    let unread_within = async |limit: Duration| {
+        let mut options = ServerOptions::default();
+        options.timeouts.debug_answer = limit;
+        let fixture = Fixture::new(&options);
+        let mut questions = with_debug_handler(&fixture);
+        let stream = unread(&fixture).await;
+        ask(&stream).await;
+        questions.recv().await.expect("a handler");
+        (fixture, stream)
+    };
+    let (held, _stream) = unread_within(Duration::from_hours(1)).await;
+    let (ended, _other) = unread_within(Duration::ZERO).await;
+    ended.until("istiod_limited_streams_total", 1.0).await;
+    assert_eq!(free_debug_answers(&held) + 1, free_debug_answers(&ended));
+}
+
 /// A client begins a large request and does not read its configuration.
 #[tokio::test]
 async fn r20_begun_requests_of_clients_that_do_not_read_make_room() {
