@@ -5,6 +5,8 @@
 
 mod lister;
 
+use std::sync::Arc;
+
 use super::{
     BuildContext, address, authorization,
     block::BlockPool,
@@ -332,7 +334,8 @@ pub struct Pools {
     bindings: Shared<route::BindingPool>,
 }
 
-/// Creates the values that resources share during one update, with the lists and fragments from before it.
+/// Creates the values that resources share during one update, with the lists and fragments from before it. The store
+/// keeps common route configurations for longer.
 pub fn push_memo(common: CommonLists, fragments: Fragments, chains: Chains, pools: &Pools) -> PushMemo {
     PushMemo::default()
         .with(common)
@@ -343,6 +346,6 @@ pub fn push_memo(common: CommonLists, fragments: Fragments, chains: Chains, pool
         .with(GatewayMemo::default())
         .with(DefaultRoutesMemo::default())
         .with(HostNamesMemo::default())
-        .with(CommonRoutesMemo::default())
+        .with(Arc::<CommonRoutesMemo>::default())
         .with(FilterMemo::default())
 }

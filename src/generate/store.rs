@@ -33,7 +33,7 @@ use super::{
     proxy_class::ProxyClassKey,
     requested::ADDRESSES,
     resource::{Built, Note, ResourceSnapshot, TypeResources},
-    route::{fragment::FragmentKey, routes::Routes},
+    route::{CommonRoutesMemo, fragment::FragmentKey, routes::Routes},
 };
 use crate::{
     api::access_review::Subject,
@@ -47,6 +47,9 @@ use lists::Lists;
 use maps::PartResourceMaps;
 use parts::Parts;
 use scopes::Scopes;
+
+/// The maximum number of virtual hosts in the common route configurations that are kept, of up to a kilobyte each.
+const MAX_KEPT_HOSTS: usize = 1 << 15;
 
 /// The id of a connected proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,6 +144,9 @@ pub struct ConfigStore {
     chains: FragmentMemo<ServiceChainsKey, BuiltChains>,
     resources: Derived<ResourceKey, Built>,
     pools: Pools,
+    /// Those of the present mesh, for the proxies that connect next. Without them, 200 proxies of 50 namespaces, which
+    /// connect one after the other, cost a sixth more CPU time (bench `scale sotw`).
+    common_routes: Arc<CommonRoutesMemo>,
     groups: FxHashMap<ProxyGroupKey, Group>,
     groups_of_scope: Refcounts<ScopeKey>,
     groups_of_part: Users<PartKey, ProxyGroupKey>,
@@ -202,6 +208,7 @@ impl Default for ConfigStore {
             chains: FragmentMemo::new(relation::CHAINS),
             resources: Derived::new(relation::RESOURCES),
             pools: Pools::default(),
+            common_routes: Arc::default(),
             groups: FxHashMap::default(),
             groups_of_scope: Refcounts::default(),
             groups_of_part: Users::default(),
@@ -226,7 +233,10 @@ impl ConfigStore {
         let mut touched: FxHashSet<ProxyGroupKey> = FxHashSet::default();
 
         let scopes = self.scopes.tables();
-        let memo = self.push_memo();
+        if !changes.is_empty() {
+            self.release_common_routes();
+        }
+        let memo = self.push_memo().with(self.common_routes.clone());
         let inputs = BuildInputs {
             mesh,
             scopes: &scopes,
@@ -255,8 +265,21 @@ impl ConfigStore {
         plan::push_memo(common, self.fragments.table(), self.chains.table(), &self.pools)
     }
 
+    /// Returns true if common route configurations are kept for the proxies that connect next.
+    pub fn keeps_common_routes(&self) -> bool {
+        self.common_routes.hosts() > 0
+    }
+
+    /// Drops the common route configurations. They are built again when they are needed.
+    pub fn release_common_routes(&mut self) {
+        self.common_routes = Arc::default();
+    }
+
     /// Ends an update and drops the values from before it, so that the next update does not have to.
     fn forget_changes(&mut self) {
+        if self.common_routes.hosts() > MAX_KEPT_HOSTS {
+            self.release_common_routes();
+        }
         self.connections.forget_changes();
         self.scopes.begin();
         self.parts.begin();

@@ -33,6 +33,9 @@ use crate::{
     table::ChangeSet,
 };
 
+/// The time after which nothing is kept for proxies that connect next: they connect together, or hardly ever.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// An observer of pushes, for metrics and logs.
 pub trait Observer: Send + 'static {
     /// Called after a batch was committed and published.
@@ -234,6 +237,8 @@ enum Event {
     Flush(FlushRequest),
     /// The push of a lane is due.
     Due(Lane),
+    /// Nothing has happened for a while.
+    Quiet,
     /// All senders of changes are dropped.
     Closed,
 }
@@ -266,6 +271,7 @@ impl PushLoop {
                     let taken = self.pending.take(lane);
                     self.push(taken, lane, &observer);
                 }
+                Event::Quiet => self.store.release_common_routes(),
                 Event::Closed => self.is_closed = true,
             }
             let worked = (self.clock)().saturating_duration_since(started);
@@ -298,6 +304,7 @@ impl PushLoop {
             () = std::future::ready(()), if is_due => Event::Due(lane),
             changes = self.changes.recv(), if !self.is_closed => changes.map_or(Event::Closed, Event::Changes),
             () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due(lane),
+            () = tokio::time::sleep(QUIET), if self.store.keeps_common_routes() => Event::Quiet,
             else => Event::Closed,
         }
     }

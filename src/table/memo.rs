@@ -1,9 +1,9 @@
-//! A memo for the time of one update: values that many evaluations share, each built on first use.
+//! A memo for the time in which tables do not change: values that many evaluations share, each built on first use.
 
 use std::{
     hash::Hash,
     ops::Deref,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use rustc_hash::FxHashMap;
@@ -42,18 +42,28 @@ impl<V> Deref for Memoized<V> {
     }
 }
 
+impl<K, V> Memo<K, V> {
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<K, Memoized<V>>> {
+        // Nothing can panic while it is locked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the sum of a measure of all values.
+    pub fn sum(&self, measure: impl Fn(&V) -> usize) -> usize {
+        self.lock().values().map(|value| measure(value)).sum()
+    }
+}
+
 impl<K: Eq + Hash, V> Memo<K, V> {
     /// Returns the value of a key, built by `build` on first use. Its reads are recorded in `cx`.
     pub fn get(&self, cx: &Cx, key: K, build: impl FnOnce(&Cx) -> V) -> Memoized<V> {
-        // Nothing can panic while it is locked.
-        let locked = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = locked().get(&key).cloned();
+        let known = self.lock().get(&key).cloned();
         let value = known.unwrap_or_else(|| {
             let own = Cx::recording();
             let value = build(&own);
             let reads = own.into_reads();
             let value = Memoized(Arc::new(Entry { value, reads }));
-            locked().insert(key, value.clone());
+            self.lock().insert(key, value.clone());
             value
         });
         cx.record_all(&value.0.reads);

@@ -131,13 +131,12 @@ impl Message {
             control_plane: None,
         };
         let held = response.held.clone();
-        let frames = || {
-            response
-                .resources
-                .iter()
-                .map(|resource| protocol.frame(resource).size())
+        let resources = &response.resources;
+        let len = match &response.coalesced {
+            Some(coalesced) => coalesced.size(protocol, resources),
+            None => protocol.size(resources),
         };
-        let (len, count) = (frames().sum::<usize>(), response.resources.len());
+        let count = resources.len();
         let coalesced = response
             .coalesced
             .filter(|_| len > LARGE_LIST_BYTES && len / count < SMALL_BYTES);
@@ -162,8 +161,7 @@ impl Message {
             removed: Vec::new(),
             control_plane: answer.control_plane.map(|identifier| ControlPlane { identifier }),
         };
-        let frames = answer.resources.iter().map(|resource| protocol.frame(resource).size());
-        let len = frames.sum();
+        let len = protocol.size(&answer.resources);
         Self::of(protocol, head, Content::Resources(answer.resources.into()), len)
     }
 
@@ -176,11 +174,7 @@ impl Message {
             removed: response.removed,
             control_plane: None,
         };
-        let frames = response
-            .resources
-            .iter()
-            .map(|resource| protocol.frame(resource).size());
-        let len = frames.sum();
+        let len = protocol.size(&response.resources);
         Self::of(protocol, head, Content::Resources(response.resources), len)
     }
 

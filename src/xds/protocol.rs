@@ -1,5 +1,7 @@
 //! The two variants of ADS.
 
+use std::sync::Arc;
+
 use crate::generate::{EncodedResource, encoded::Frame};
 
 /// The variant of the protocol that a stream uses.
@@ -37,5 +39,10 @@ impl Protocol {
             Self::Sotw => resource.sotw_frame(),
             Self::Delta => resource.delta_frame(),
         }
+    }
+
+    /// Returns the size of the encoding of resources.
+    pub(super) fn size(self, resources: &[Arc<EncodedResource>]) -> usize {
+        resources.iter().map(|resource| self.frame(resource).size()).sum()
     }
 }

@@ -350,6 +350,55 @@ spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
 }
 
 #[test]
+fn common_routes_are_kept_for_later_proxies() {
+    let service = |number: usize| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: svc-{number}, namespace: crowd}}\n\
+             spec: {{clusterIP: 10.1.0.{number}, ports: [{{name: http, port: 80}}]}}\n"
+        )
+    };
+    let config: String = (1..100).map(service).collect();
+    let built = |harness: &Harness| -> Vec<Shared<Built>> {
+        let rows = harness.store.resources().rows(&Cx::untracked()).clone();
+        rows.iter().map(|(_, built)| built.clone()).collect()
+    };
+    let connected = |config: &str, namespaces: &[&str]| {
+        let mut harness = Harness::default();
+        harness.commit(rows(config));
+        for (number, namespace) in (1..).zip(namespaces) {
+            harness.connect(number, namespace);
+        }
+        harness
+    };
+
+    let mut harness = connected(&config, &["one"]);
+    let kept = harness.store.common_routes.clone();
+    let hosts = kept.hosts();
+    assert!(hosts >= 99 && harness.store.keeps_common_routes(), "{hosts}");
+    harness.connect(2, "crowd");
+    assert!(Arc::ptr_eq(&kept, &harness.store.common_routes));
+    assert_eq!(kept.hosts(), hosts, "both proxies use the same");
+    assert_eq!(built(&harness), built(&connected(&config, &["one", "crowd"])));
+
+    let path = routes("all", "http");
+    harness.commit(path.clone());
+    assert!(
+        !Arc::ptr_eq(&kept, &harness.store.common_routes),
+        "they were of another mesh"
+    );
+    harness.connect(3, "third");
+    let mut other = connected(&config, &["one", "crowd", "third"]);
+    other.commit(path);
+    assert_eq!(built(&harness), built(&other));
+
+    harness.store.release_common_routes();
+    assert!(!harness.store.keeps_common_routes());
+    harness.connect(4, "fourth");
+    other.connect(4, "fourth");
+    assert_eq!(built(&harness), built(&other));
+}
+
+#[test]
 fn unknown_routes_follow_the_outbound_policy() {
     let policy = |mode: &str| {
         rows(&format!(

@@ -10,16 +10,13 @@
 use std::{
     collections::VecDeque,
     hash::{Hash, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
 use bytes::Bytes;
 use rustc_hash::{FxHashMap, FxHasher};
 
-use crate::{
-    generate::{EncodedResource, encoded::Frame},
-    xds::protocol::Protocol,
-};
+use crate::{generate::EncodedResource, xds::protocol::Protocol};
 
 /// The size of the lists that are kept while no stream is sent them.
 const CACHE_BYTES: usize = 32 << 20;
@@ -38,11 +35,9 @@ struct Chunk {
 
 impl Chunk {
     fn new(protocol: Protocol, resources: &[Arc<EncodedResource>]) -> Self {
-        let frames = || resources.iter().map(|resource| protocol.frame(resource));
-        let mut bytes = Vec::with_capacity(frames().map(Frame::size).sum());
-        frames()
-            .flat_map(Frame::bufs)
-            .for_each(|buf| bytes.extend_from_slice(buf));
+        let mut bytes = Vec::with_capacity(protocol.size(resources));
+        let bufs = resources.iter().flat_map(|resource| protocol.frame(resource).bufs());
+        bufs.for_each(|buf| bytes.extend_from_slice(buf));
         Self {
             protocol,
             resources: resources.into(),
@@ -90,6 +85,8 @@ fn chunks(protocol: Protocol, mut resources: &[Arc<EncodedResource>]) -> impl It
 pub struct CoalescedResources {
     /// By protocol. Locked while it is built, so that concurrent streams do not build it twice.
     blocks: [Mutex<Option<Weak<[Bytes]>>>; 2],
+    /// By protocol. Adding it up for each stream would read all of its thousands of resources.
+    sizes: [OnceLock<usize>; 2],
     cache: Arc<ChunkCache>,
 }
 
@@ -99,6 +96,11 @@ impl CoalescedResources {
             cache,
             ..Self::default()
         }
+    }
+
+    /// Returns the size of the encoded list. The list must be the same in each call.
+    pub(in crate::xds) fn size(&self, protocol: Protocol, resources: &[Arc<EncodedResource>]) -> usize {
+        *self.sizes[protocol as usize].get_or_init(|| protocol.size(resources))
     }
 
     /// Returns the encoded list in blocks. The list must be the same in each call.

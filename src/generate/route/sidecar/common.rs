@@ -1,10 +1,10 @@
 //! Common lists of route configurations, and common route configurations, of many namespaces. A configuration of a
 //! namespace differs from the common one only in the names of the namespace's own services, so the common one is built
-//! once in an update.
+//! once for a mesh ([`CommonRoutesMemo`]).
 //!
 //! A namespace whose services share domains with others is built alone, since its short names decide who has them.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use super::{SidecarPart, SidecarRoutes};
 use crate::{
@@ -78,8 +78,16 @@ impl SidecarPart {
 /// Smaller configurations are built alone, which is as fast.
 const MIN_HOSTS: usize = 64;
 
-/// The common configurations of an update, by the routes of a client without a namespace.
-pub(crate) type CommonRoutesMemo = Memo<Hashed<SidecarRoutes>, CommonRoutes>;
+/// The common configurations of a mesh, by the routes of a client without a namespace.
+#[derive(Default)]
+pub(crate) struct CommonRoutesMemo(Memo<Hashed<SidecarRoutes>, CommonRoutes>);
+
+impl CommonRoutesMemo {
+    /// Returns the number of virtual hosts of all configurations.
+    pub(in crate::generate) fn hosts(&self) -> usize {
+        self.0.sum(|routes| routes.hosts.len())
+    }
+}
 
 /// A route configuration for clients without services of their own.
 pub(crate) struct CommonRoutes {
@@ -183,9 +191,13 @@ impl SidecarRoutes {
             client: Hashed::new(self.client.without_source()?),
             ..self.clone()
         });
-        let common = ctx.memo.get::<CommonRoutesMemo>().get(ctx.cx, key.clone(), |cx| {
-            CommonRoutes::build(&BuildContext { cx, ..*ctx }, &key)
-        });
+        let common = ctx
+            .memo
+            .get::<Arc<CommonRoutesMemo>>()
+            .0
+            .get(ctx.cx, key.clone(), |cx| {
+                CommonRoutes::build(&BuildContext { cx, ..*ctx }, &key)
+            });
         if !assembly::is_in_blocks(&common.hosts) {
             return None;
         }
