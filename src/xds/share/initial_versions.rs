@@ -78,6 +78,16 @@ impl InitialVersions {
         self.0.len() >= SMALL_BYTES
     }
 
+    /// Returns the size of the encoded entries.
+    pub(super) fn size_bytes(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns true if both are one set in memory.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns a reference that compares by identity and does not keep the set in memory.
     pub(super) fn downgrade(&self) -> Weak<Bytes> {
         Arc::downgrade(&self.0)
@@ -108,7 +118,7 @@ impl fmt::Debug for InitialVersions {
     }
 }
 
-/// The sets of clients that wait for their first response.
+/// The sets of clients that wait for their first response, and those that are kept for others.
 #[derive(Default)]
 pub(in crate::xds) struct InitialVersionsInterner {
     /// Locked for one lookup or one insertion.
@@ -223,7 +233,7 @@ mod tests {
         let mut entries: Vec<_> = (0..100)
             .map(|number| (format!("outbound|80||web-{number}.default.svc"), "1"))
             .collect();
-        let is_shared = |a: &InitialVersions, b: &InitialVersions| Arc::ptr_eq(&a.0, &b.0);
+        let is_shared = InitialVersions::is_same;
         let first = read(&entries);
         entries.reverse();
         assert!(is_shared(&first, &read(&entries)));

@@ -37,6 +37,9 @@ use crate::{
 const CACHE_BYTES: usize = 4 << 20;
 /// The size of the cached changes.
 const UPDATE_BYTES: usize = 1 << 20;
+/// The size of the sets of versions that are kept. A client is mostly answered before the next one with an equal set
+/// has sent it, so sets that live only as long as they are needed are seldom shared (bench `scale reconnect`).
+const VERSIONS_BYTES: usize = 8 << 20;
 /// Responses with more placeholders are not cached: no honest client has many, and the cache would keep them.
 const MAX_PRIVATE_BYTES: usize = 256 << 10;
 /// Responses with fewer resources are not cached: building them is as fast as a lookup.
@@ -74,6 +77,8 @@ pub struct ResponseCache {
     entries: Mutex<Recent<CacheEntry, CACHE_BYTES>>,
     /// As `entries`.
     updates: Mutex<Recent<UpdateEntry, UPDATE_BYTES>>,
+    /// Sets of the last clients that reconnected, which the next ones share. Locked for a lookup or an insertion.
+    initial_versions: Mutex<Recent<InitialVersions, VERSIONS_BYTES>>,
     /// Unconfirmed resources that are being sent. Locked for a lookup or an insertion.
     unconfirmed: Mutex<FxHashMap<Version, Weak<EncodedResource>>>,
     held: Arc<HeldBytes>,
@@ -115,6 +120,7 @@ impl ResponseCache {
     /// Drops responses to subscriptions that have ended.
     pub(in crate::xds) fn drop_unused(&self) {
         lock(&self.entries).retain(CacheEntry::is_used);
+        lock(&self.initial_versions).clear();
         lock(&self.updates).retain(UpdateEntry::is_used);
     }
 
@@ -130,6 +136,7 @@ impl ResponseCache {
     pub(in crate::xds) fn clear(&self) {
         lock(&self.entries).clear();
         lock(&self.updates).clear();
+        lock(&self.initial_versions).clear();
         lock(&self.unconfirmed).retain(|_, resource| resource.strong_count() > 0);
         self.chunks.clear();
     }
@@ -202,6 +209,7 @@ impl ResponseCache {
         if !initial_versions.is_shared() || all.held.is_some() {
             return compute(&initial_versions.versions());
         }
+        self.keep(initial_versions);
         let reference = initial_versions.downgrade();
         let resources = Arc::downgrade(&all.resources);
         let is_same = |entry: &UpdateEntry| entry.all.ptr_eq(&resources) && entry.initial_versions.ptr_eq(&reference);
@@ -219,6 +227,15 @@ impl ResponseCache {
         };
         lock(&self.updates).insert(hash, entry, bytes);
         update
+    }
+
+    /// Keeps a set for the next client that has an equal one.
+    fn keep(&self, initial_versions: &InitialVersions) {
+        let hash = hash(initial_versions.downgrade().as_ptr());
+        let mut kept = lock(&self.initial_versions);
+        if kept.find(hash, |kept| kept.is_same(initial_versions)).is_none() {
+            kept.insert(hash, initial_versions.clone(), initial_versions.size_bytes());
+        }
     }
 }
 
@@ -266,8 +283,15 @@ fn named(
 
 #[cfg(test)]
 pub(in crate::xds) mod tests {
+    use prost::Message;
+
     use super::*;
-    use crate::{generate::resource::PartResources, model::Revision, proto::envoy::config::cluster::v3::Cluster};
+    use crate::{
+        generate::resource::PartResources,
+        model::Revision,
+        proto::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest},
+        xds::share::initial_versions::InitialVersionsInterner,
+    };
 
     /// Returns a snapshot whose response is cached.
     pub(in crate::xds) fn long_snapshot() -> ResourceSnapshot {
@@ -321,6 +345,32 @@ pub(in crate::xds) mod tests {
         let short = snapshot(1, MIN_CACHED_RESOURCES - 1);
         assert!(!Arc::ptr_eq(&answer(&cache, &short), &answer(&cache, &short)));
         assert!(Arc::ptr_eq(&answer(&cache, &long), &first));
+    }
+
+    #[test]
+    fn equal_versions_of_clients_that_were_answered_are_shared() {
+        let (cache, interner) = (ResponseCache::default(), InitialVersionsInterner::default());
+        let all = cache.all(ResourceType::Cluster, &long_snapshot(), None);
+        let held = (0..100).map(|number| (format!("outbound|80||web-{number}.default.svc"), "1".into()));
+        let fields = DeltaDiscoveryRequest {
+            initial_resource_versions: held.collect(),
+            ..Default::default()
+        }
+        .encode_to_vec();
+        let read = || interner.read(&fields).expect("valid entries");
+        let no_update = || CachedUpdate {
+            resources: Arc::default(),
+            removed: Arc::default(),
+            unconfirmed: Arc::default(),
+        };
+        let first = read();
+        cache.update(&all, &first, |_| no_update());
+        let kept = first.downgrade();
+        drop(first);
+        assert!(read().downgrade().ptr_eq(&kept));
+        cache.update(&all, &read(), |_| panic!("it is known"));
+        cache.drop_unused();
+        assert!(kept.upgrade().is_none());
     }
 
     #[test]
