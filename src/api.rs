@@ -6,6 +6,7 @@ pub mod access_review;
 pub mod ambiguous;
 pub mod cel;
 pub mod crd;
+pub mod credential;
 pub mod diagnostics;
 pub mod document;
 pub mod fetched_keys;

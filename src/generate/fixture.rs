@@ -33,6 +33,17 @@ spec: {serviceAccountName: a}
 status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
 ";
 
+/// Returns the Services `svc-1`, `svc-2` and so on of namespace `crowd`, each with HTTP port 80.
+pub(crate) fn crowd(count: usize) -> String {
+    let service = |number: usize| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: svc-{number}, namespace: crowd}}\n\
+             spec: {{clusterIP: 10.1.0.{number}, ports: [{{name: http, port: 80}}]}}\n"
+        )
+    };
+    (1..=count).map(service).collect()
+}
+
 /// Creates a proxy with this node id, in cluster `Kubernetes` and the namespace of the id, with all extensions. `more`
 /// overrides its metadata.
 pub(crate) fn client(node: &str, more: &Value) -> Proxy {

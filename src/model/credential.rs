@@ -13,6 +13,7 @@ use bytes::Bytes;
 use smol_str::SmolStr;
 
 use super::MeshSnapshot;
+pub use crate::api::credential::{CONFIG_MAP, GATEWAY_SECRET, SECRET, is_served};
 use crate::{
     api::kube::{
         Secret,
@@ -28,12 +29,6 @@ pub const AUTHORITY_SUFFIX: &str = "-cacert";
 pub const BUILTIN: &str = "builtin://";
 /// Scheme of a certificate that is never valid.
 pub const INVALID: &str = "invalid://";
-/// Scheme of Secrets in the proxy's cluster.
-pub const SECRET: &str = "kubernetes://";
-/// Scheme of Secrets in the config cluster, for gateways of the Gateway API.
-pub const GATEWAY_SECRET: &str = "kubernetes-gateway://";
-/// Scheme of CA certificates in ConfigMaps of the config cluster.
-pub const CONFIG_MAP: &str = "configmap://";
 
 /// Returns the resource name of a `credentialName`; one without a scheme is a Secret.
 pub fn resource_name(credential: &str) -> SmolStr {
@@ -47,13 +42,6 @@ pub fn resource_name(credential: &str) -> SmolStr {
         return SmolStr::new(credential);
     }
     SmolStr::from(format!("{SECRET}{credential}"))
-}
-
-/// Returns true for resource names that Secrets and ConfigMaps provide.
-pub fn is_served(name: &str) -> bool {
-    [SECRET, GATEWAY_SECRET, CONFIG_MAP]
-        .iter()
-        .any(|scheme| name.starts_with(scheme))
 }
 
 /// Kind of object that holds a credential.

@@ -168,7 +168,7 @@ impl XdsDebugHandler {
 
 impl DebugHandler for XdsDebugHandler {
     fn answer(&self, question: DebugRequest) -> BoxFuture<'static, Result<DebugResponse, DebugError>> {
-        let wire = Self {
+        let handler = Self {
             sources: self.sources.clone(),
             access: self.access.clone(),
             pages: self.pages.clone(),
@@ -177,11 +177,11 @@ impl DebugHandler for XdsDebugHandler {
         };
         async move {
             let (url, caller) = (question.type_url.clone(), question.caller.clone());
-            let renderer = wire.renderer.clone();
+            let renderer = handler.renderer.clone();
             let answer = if waits(&question) {
-                wire.answer(question).await
+                handler.answer(question).await
             } else {
-                match renderer.run(async move { wire.answer(question).await }).await {
+                match renderer.run(async move { handler.answer(question).await }).await {
                     Ok(Some(answer)) => answer,
                     Ok(None) | Err(Busy) => Err(DebugError::Busy),
                 }

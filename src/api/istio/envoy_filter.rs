@@ -1,12 +1,14 @@
 //! Validation of EnvoyFilters.
 
+use std::collections::BTreeSet;
+
 use prost::Name;
 use prost_reflect::{DynamicMessage, MessageDescriptor, ReflectMessage, Value as Reflected};
-use prost_types::Struct;
+use prost_types::{Struct, Value, value::Kind};
 
 use super::{RegexUsage, common, field_path::FieldPath};
 use crate::{
-    api::Meta,
+    api::{Meta, credential},
     proto::{
         envoy::{
             config::{
@@ -29,6 +31,11 @@ use crate::{
         message_descriptor,
     },
 };
+
+/// Most credentials of an EnvoyFilter. Each identity that it applies to has a resource for every one of them.
+const MAX_CREDENTIALS: usize = 1_000;
+/// Longest name of a credential in an EnvoyFilter; those of objects are much shorter.
+const MAX_CREDENTIAL_NAME: usize = 1_024;
 
 /// Names of the connection manager, today's and an old one, whose filters are matched by `subFilter`.
 const CONNECTION_MANAGERS: [&str; 2] = [
@@ -117,9 +124,46 @@ pub fn check(at: &FieldPath<'_>, filter: &EnvoyFilter, _meta: &Meta) {
     }
     at.each("targetRefs", &filter.target_refs, common::filter_target_reference);
     at.each("configPatches", &filter.config_patches, patch);
+    let credentials = credentials(filter);
+    at.require(
+        credentials.len() <= MAX_CREDENTIALS,
+        "refers to more than 1,000 different credentials",
+    );
+    at.require(
+        credentials.iter().all(|name| name.len() <= MAX_CREDENTIAL_NAME),
+        "refers to a credential with a name of more than 1,024 bytes",
+    );
     // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): admission warns of every valid EnvoyFilter.
     if at.is_valid() {
         at.warning("depends on the implementation of proxies, which may change at any time; hint: prefer other kinds");
+    }
+}
+
+/// Returns the names of credentials that istiod serves, anywhere in the patches.
+pub fn credentials(filter: &EnvoyFilter) -> BTreeSet<&str> {
+    let mut names = BTreeSet::new();
+    let patches = filter.config_patches.iter().filter_map(|patch| patch.patch.as_ref());
+    for fields in patches.filter_map(|patch| patch.value.as_ref()) {
+        credentials_within(fields, &mut names);
+    }
+    names
+}
+
+fn credentials_within<'a>(fields: &'a Struct, names: &mut BTreeSet<&'a str>) {
+    fields
+        .fields
+        .values()
+        .for_each(|value| credentials_of_value(value, names));
+}
+
+fn credentials_of_value<'a>(value: &'a Value, names: &mut BTreeSet<&'a str>) {
+    match &value.kind {
+        Some(Kind::StringValue(text)) if credential::is_served(text) => {
+            names.insert(text);
+        }
+        Some(Kind::StructValue(fields)) => credentials_within(fields, names),
+        Some(Kind::ListValue(list)) => list.values.iter().for_each(|value| credentials_of_value(value, names)),
+        _ => {}
     }
 }
 

@@ -445,6 +445,25 @@ fn r21_credentials_of_a_rule_are_limited() {
     bad("DestinationRule", &rule(1_001), &[""]);
 }
 
+/// Each identity that an EnvoyFilter applies to has a resource for every credential.
+#[test]
+fn r21_credentials_of_an_envoy_filter_are_limited() {
+    let filter = |names: &[String]| {
+        let names = names.join(", ");
+        format!(
+            "{{configPatches: [{{applyTo: CLUSTER, patch: {{operation: ADD, value: {{name: x, metadata:
+                {{filter_metadata: {{m: {{names: [{names}]}}}}}}}}}}}}]}}"
+        )
+    };
+    let names = |count: u32| -> Vec<String> { (0..count).map(|n| format!("'kubernetes://s{n}'")).collect() };
+    let twice = [names(1_000), names(1_000)].concat();
+    warned("EnvoyFilter", &filter(&twice), &[""]);
+    bad("EnvoyFilter", &filter(&names(1_001)), &[""]);
+    let named = |len: usize| vec![format!("'configmap://{}'", "a".repeat(len - "configmap://".len()))];
+    warned("EnvoyFilter", &filter(&named(1_024)), &[""]);
+    bad("EnvoyFilter", &filter(&named(1_025)), &[""]);
+}
+
 #[test]
 fn subsets_of_destination_rules_have_names_and_labels() {
     good(

@@ -624,13 +624,7 @@ spec:
 /// Large route configurations of a port are built from what namespaces have in common.
 #[test]
 fn namespaces_differ_in_the_names_of_their_own_services() {
-    let service = |number: usize| {
-        format!(
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: svc-{number}, namespace: crowd}}\n\
-             spec: {{clusterIP: 10.1.0.{number}, ports: [{{name: http, port: 80}}]}}\n"
-        )
-    };
-    let mut config: String = (1..200).map(service).collect();
+    let mut config = fixture::crowd(199);
     config.push_str(
         "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: short}\n\
          spec: {hosts: [svc-7], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}\n",

@@ -351,13 +351,7 @@ spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
 
 #[test]
 fn common_routes_are_kept_for_later_proxies() {
-    let service = |number: usize| {
-        format!(
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: svc-{number}, namespace: crowd}}\n\
-             spec: {{clusterIP: 10.1.0.{number}, ports: [{{name: http, port: 80}}]}}\n"
-        )
-    };
-    let config: String = (1..100).map(service).collect();
+    let config = fixture::crowd(99);
     let built = |harness: &Harness| -> Vec<Shared<Built>> {
         let rows = harness.store.resources().rows(&Cx::untracked()).clone();
         rows.iter().map(|(_, built)| built.clone()).collect()

@@ -1,22 +1,16 @@
 //! Indexes of the objects with credentials, so that they are found without reading all objects.
 
-use prost_types::{Struct, Value, value::Kind};
 use smol_str::SmolStr;
 
-use super::{super::MeshSnapshot, CONFIG_MAP, is_served};
+use super::{super::MeshSnapshot, CONFIG_MAP};
 use crate::{
-    api::Config,
+    api::{Config, istio::envoy_filter},
     base::{Namespace, ObjectKey},
     proto::istio::networking::v1alpha3::{
         ClientTlsSettings, DestinationRule, TrafficPolicy, client_tls_settings::TlSmode,
     },
     table::Cx,
 };
-
-/// Most credentials of an EnvoyFilter. Each identity that it applies to has a resource for every one of them.
-const MAX_OF_FILTER: usize = 1_000;
-/// Longest name of a credential in an EnvoyFilter; those of objects are much shorter.
-const MAX_NAME: usize = 1_024;
 
 /// Proxies for which a DestinationRule may refer to a credential.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,33 +54,9 @@ fn tls_settings(policy: &TrafficPolicy) -> impl Iterator<Item = &ClientTlsSettin
     policy.tls.as_deref().into_iter().chain(of_ports)
 }
 
-/// Returns the credentials anywhere in the patches of an EnvoyFilter, sorted; `None` without any. Of too many, the
-/// first ones count.
+/// Returns the credentials anywhere in the patches of an EnvoyFilter, sorted; `None` without any.
 pub fn of_filter(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Vec<SmolStr>> {
     let filter = mesh.envoy_filters.get(cx, key)?;
-    let mut names = Vec::new();
-    for patch in &filter.spec.config_patches {
-        let value = patch.patch.as_ref().and_then(|patch| patch.value.as_ref());
-        if let Some(value) = value {
-            in_struct(value, &mut names);
-        }
-    }
-    names.sort_unstable();
-    names.dedup();
-    names.truncate(MAX_OF_FILTER);
-    names.shrink_to_fit();
-    (!names.is_empty()).then_some(names)
-}
-
-fn in_struct(fields: &Struct, names: &mut Vec<SmolStr>) {
-    fields.fields.values().for_each(|value| in_value(value, names));
-}
-
-fn in_value(value: &Value, names: &mut Vec<SmolStr>) {
-    match &value.kind {
-        Some(Kind::StringValue(text)) if is_served(text) && text.len() <= MAX_NAME => names.push(SmolStr::new(text)),
-        Some(Kind::StructValue(fields)) => in_struct(fields, names),
-        Some(Kind::ListValue(list)) => list.values.iter().for_each(|value| in_value(value, names)),
-        _ => {}
-    }
+    let names = envoy_filter::credentials(&filter.spec);
+    (!names.is_empty()).then(|| names.into_iter().map(SmolStr::new).collect())
 }

@@ -239,20 +239,3 @@ fn one_certificate_of_a_bundle_suffices() {
     assert!(!has(&(revoked + &damaged)));
     assert!(!has("hello"));
 }
-
-#[test]
-fn an_envoy_filter_has_a_limited_number_of_credentials() {
-    let name = |number: usize| format!("kubernetes://s{number:04}");
-    let long = format!("kubernetes://{}", "a".repeat(1_024));
-    let names: Vec<String> = (0..1_001).map(name).chain([long]).collect();
-    let filter = json!({"apiVersion": "networking.istio.io/v1alpha3", "kind": "EnvoyFilter",
-        "metadata": {"name": "f", "namespace": "n"},
-        "spec": {"configPatches": [{"applyTo": "CLUSTER", "patch": {"operation": "ADD",
-            "value": {"name": "x", "metadata": {"filter_metadata": {"m": {"names": names}}}}}}]}});
-    let text = filter.to_string();
-    let mesh = fixture::folder_world(Installation::default(), &[("kube.yaml", &text)]).snapshot();
-    let found = mesh.filter_credentials.get(&Cx::untracked(), &fixture::key("n/f"));
-    let found = found.expect("credentials");
-    assert_eq!(found.len(), 1_000);
-    assert_eq!(found.last(), Some(&SmolStr::from(name(999))));
-}

@@ -38,7 +38,8 @@ const CACHE_BYTES: usize = 4 << 20;
 /// The size of the cached changes.
 const UPDATE_BYTES: usize = 1 << 20;
 /// The size of the sets of versions that are kept. A client is mostly answered before the next one with an equal set
-/// has sent it, so sets that live only as long as they are needed are seldom shared (bench `scale reconnect`).
+/// has sent it, so sets that live only as long as they are needed are seldom shared. Without this, 5,000 sidecars that
+/// reconnect cost 80 % more CPU time (bench `scale reconnect`).
 const VERSIONS_BYTES: usize = 8 << 20;
 /// Responses with more placeholders are not cached: no honest client has many, and the cache would keep them.
 const MAX_PRIVATE_BYTES: usize = 256 << 10;

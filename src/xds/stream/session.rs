@@ -137,7 +137,7 @@ impl Session {
         first_permit.into_iter().chain(self.clusters_due_at()).min()
     }
 
-    /// Returns true if something else than a request waits: a publication, or [`Self::on_due`].
+    /// Returns true if something other than a request waits: a publication, or [`Self::on_due`].
     pub(super) fn has_other_work(&self) -> bool {
         self.subscription.has_next() || self.due_at().is_some_and(|due_at| due_at <= Timer::now())
     }

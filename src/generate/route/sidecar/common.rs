@@ -21,7 +21,7 @@ use crate::{
         },
     },
     model::{SidecarScope, destination_rule::OwnRules, virtual_service::Semantics},
-    table::Memo,
+    table::{Memo, Memoized},
 };
 
 /// The route configurations of a sidecar in a namespace without objects.
@@ -83,6 +83,12 @@ const MIN_HOSTS: usize = 64;
 pub(crate) struct CommonRoutesMemo(Memo<Hashed<SidecarRoutes>, CommonRoutes>);
 
 impl CommonRoutesMemo {
+    fn get(&self, ctx: &BuildContext, key: Hashed<SidecarRoutes>) -> Memoized<CommonRoutes> {
+        self.0.get(ctx.cx, key.clone(), |cx| {
+            CommonRoutes::build(&BuildContext { cx, ..*ctx }, &key)
+        })
+    }
+
     /// Returns the number of virtual hosts of all configurations.
     pub(in crate::generate) fn hosts(&self) -> usize {
         self.0.sum(|routes| routes.hosts.len())
@@ -191,13 +197,7 @@ impl SidecarRoutes {
             client: Hashed::new(self.client.without_source()?),
             ..self.clone()
         });
-        let common = ctx
-            .memo
-            .get::<Arc<CommonRoutesMemo>>()
-            .0
-            .get(ctx.cx, key.clone(), |cx| {
-                CommonRoutes::build(&BuildContext { cx, ..*ctx }, &key)
-            });
+        let common = ctx.memo.get::<Arc<CommonRoutesMemo>>().get(ctx, key);
         if !assembly::is_in_blocks(&common.hosts) {
             return None;
         }
