@@ -15,7 +15,7 @@ use istiod::{
         gateway::selected_namespaces,
         gateway_api::status::{Revisions, StatusKey, Statuses},
     },
-    proto::{istio::networking::v1alpha3::HttpRoute, json},
+    proto::json,
     table::Cx,
 };
 use libtest_mimic::{Completion, Failed, Trial};
@@ -304,12 +304,7 @@ fn converted(mesh: &MeshSnapshot) -> Objects {
     }));
     objects.extend(mesh.converted_virtual_services.iter(&cx).map(|(_, row)| {
         let mut service = Config::clone(&row.object);
-        service.spec.http = row
-            .requests
-            .routes
-            .iter()
-            .map(|route| HttpRoute::clone(route))
-            .collect();
+        service.spec.http = row.requests.routes.iter().map(|route| route.http.clone()).collect();
         entry(&service)
     }));
     objects.extend(mesh.converted_destination_rules.iter(&cx).map(|(_, row)| entry(row)));

@@ -17,7 +17,7 @@ use smol_str::SmolStr;
 
 use self::declared::Declared;
 pub use self::{
-    declared::{Converted, HttpRoutes, Requests},
+    declared::{Converted, HttpRoutes, RequestRoute, Requests},
     output::{PortRoutes, demand, may_be_large},
     ownership::{WildcardOwners, wildcard_owners},
 };
@@ -435,7 +435,7 @@ fn http_routes(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey, declared: &Declare
         }
         Semantics::Istio | Semantics::Ingress => return written,
     };
-    let routes = routes.into_iter().map(Shared::new).collect();
+    let routes = routes.into_iter().map(RequestRoute::of).map(Shared::new).collect();
     HttpRoutes::Resolved(Requests::new(routes).into())
 }
 

@@ -10,7 +10,7 @@ use crate::{
         proxy::Identity,
         store::ConfigStore,
     },
-    model::Installation,
+    model::{Installation, gateway_api::inference_pool::service_name},
 };
 
 const SERVICES: &str = "
@@ -150,6 +150,60 @@ fn untrusted_clients_are_accepted_if_the_gateway_says_so() {
     let lax = context("AllowInsecureFallback");
     assert_eq!(lax["requireClientCertificate"], json!(false));
     assert_eq!(validation(&lax), (json!("ACCEPT_UNTRUSTED"), roots));
+}
+
+#[test]
+fn endpoint_pickers_are_asked_for_http_routes_only() {
+    let api = "gateway.networking.k8s.io/v1";
+    let inference = "inference.networking.k8s.io";
+    let object = |version: &str, kind: &str, name: &str, spec: &Value| {
+        let metadata = json!({"name": name, "namespace": "default"});
+        json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    let mut shadow = json!({"clusterIP": "None", "ports": [{"name": "http-0", "port": 54321, "targetPort": 8000}]});
+    shadow = object("v1", "Service", &service_name("m"), &shadow);
+    shadow["metadata"]["labels"] = json!({"internal.istio.io/service-semantics": "inferencepool",
+        "istio.io/inferencepool-name": "m", "istio.io/inferencepool-extension-service": "b",
+        "istio.io/inferencepool-extension-port": "80", "istio.io/inferencepool-extension-failure-mode": "FailOpen"});
+    let pool = json!({"selector": {"matchLabels": {"app": "m"}}, "targetPorts": [{"number": 8000}],
+        "endpointPickerRef": {"name": "b", "port": {"number": 80}, "failureMode": "FailOpen"}});
+    let gateway = json!({"gatewayClassName": "istio", "listeners": [{"name": "l", "port": 443, "protocol": "HTTP"}]});
+    let route = |name: &str, matched: &Value| {
+        json!({"parentRefs": [{"name": "x"}], "rules": [{"name": name, "matches": [matched],
+            "backendRefs": [{"group": inference, "kind": "InferencePool", "name": "m"}]}]})
+    };
+    let http = route("http", &json!({"path": {"value": "/v1"}}));
+    let grpc = route("grpc", &json!({"method": {"service": "a.B"}}));
+    let objects = [
+        shadow,
+        object(&format!("{inference}/v1"), "InferencePool", "m", &pool),
+        object(api, "Gateway", "x", &gateway),
+        object(api, "HTTPRoute", "h", &http),
+        object(api, "GRPCRoute", "g", &grpc),
+    ];
+    let objects: Vec<String> = objects.iter().map(|object| format!("---\n{object}\n")).collect();
+    let mut installation = Installation::default();
+    installation.features.enable_gateway_api_inference_extension = true;
+    let proxy = fixture::client(
+        "router~10.1.0.1~x-0.default~default.svc.cluster.local",
+        &json!({"LABELS": {"app": "x", "gateway.networking.k8s.io/gateway-name": "x"}}),
+    );
+    let files = [
+        ("mesh.yaml", ""),
+        ("services.yaml", SERVICES),
+        ("objects.yaml", &objects.concat()),
+    ];
+    let store = fixture::store(installation, &files, vec![proxy]);
+    let routes = resource(&store, 0, ResourceType::Route, "http.443");
+    // Both are rules of one VirtualService.
+    let asks = |name: &str| {
+        let mut routes = routes["virtualHosts"][0]["routes"].as_array().into_iter().flatten();
+        let route = routes.find(|route| route["name"] == name).expect("a route");
+        let cluster = format!("outbound|54321||{}.default.svc.cluster.local", service_name("m"));
+        assert_eq!(route["route"]["cluster"], json!(cluster), "{name}");
+        !route["typedPerFilterConfig"].is_null()
+    };
+    assert_eq!((asks("http"), asks("grpc")), (true, false));
 }
 
 #[test]

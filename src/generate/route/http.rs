@@ -41,10 +41,10 @@ use crate::{
 /// Translates all routes that apply; none if no match applies to the proxy.
 pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Routes {
     let mut writer = RouteWriter::new(&declared.meta);
-    for http in declared.http.resolved(&translation.ctx.mesh.installation) {
-        let http = &*http;
+    for (index, http) in declared.http.resolved(&translation.ctx.mesh.installation).enumerate() {
+        let (http, asks_picker) = (&*http, declared.http.asks_picker(index));
         if http.r#match.is_empty() {
-            RouteTemplate::of(translation, declared, http, None).write(&mut writer, None);
+            RouteTemplate::of(translation, declared, http, asks_picker, None).write(&mut writer, None);
             break;
         }
         let conditions = http.r#match.iter();
@@ -52,12 +52,12 @@ pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Ro
             .filter(|condition| applies(translation, condition))
             .peekable();
         let Some(first) = conditions.peek() else { continue };
-        let mut template = RouteTemplate::of(translation, declared, http, Some(first));
+        let mut template = RouteTemplate::of(translation, declared, http, asks_picker, Some(first));
         let mut ended = false;
         for (position, condition) in conditions.enumerate() {
             if position > 0 && http.rewrite.is_some() && declared.semantics == Semantics::Gateway {
                 // A rewritten path may depend on the match.
-                template = RouteTemplate::of(translation, declared, http, Some(condition));
+                template = RouteTemplate::of(translation, declared, http, asks_picker, Some(condition));
             }
             ended = template.write(&mut writer, Some(condition));
             if ended {
@@ -172,6 +172,7 @@ impl<'a> RouteTemplate<'a> {
         translation: &Translation,
         virtual_service: &VirtualService,
         declared: &'a HttpRoute,
+        asks_picker: bool,
         condition: Option<&HttpMatchRequest>,
     ) -> Self {
         let semantics = virtual_service.semantics;
@@ -193,7 +194,7 @@ impl<'a> RouteTemplate<'a> {
             services = action::forward(&mut route, declared, translation, semantics, changes.authority, matched);
         }
         add_filters(&mut route, declared);
-        if let Some(picker) = picker(translation, semantics, &services) {
+        if let Some(picker) = picker(translation, &services).filter(|_| asks_picker) {
             let filters = &mut route.typed_per_filter_config;
             filters.insert(
                 constant::EXTERNAL_PROCESSING.to_owned(),
@@ -327,11 +328,10 @@ fn add_filters(route: &mut Route, declared: &HttpRoute) {
 /// Returns the picker of the last destination, if that is an InferencePool. Only gateways have the filter that asks it.
 ///
 /// Parity (pilot/pkg/config/kube/gateway/conversion.go, `buildHTTPDestination`): the last destination decides.
-fn picker(translation: &Translation, semantics: Semantics, services: &[Option<Shared<Service>>]) -> Option<Picker> {
+fn picker(translation: &Translation, services: &[Option<Shared<Service>>]) -> Option<Picker> {
     let service = services.last()?.as_ref()?;
-    let is_asked = semantics == Semantics::Gateway && translation.gateway != MESH_GATEWAY;
     let picker = || Picker::of(translation.ctx.mesh, &service.key.namespace, &service.labels);
-    is_asked.then(picker).flatten()
+    (translation.gateway != MESH_GATEWAY).then(picker).flatten()
 }
 
 /// Returns the session of the first destination that has one; a following destination without one clears it.

@@ -231,7 +231,7 @@ mod tests {
         let (cx, mesh) = (Cx::untracked(), world.snapshot());
         let rows = mesh.converted_virtual_services.iter(&cx);
         let rules = rows.flat_map(|(_, row)| row.requests.routes.iter());
-        let names: Vec<&str> = rules.map(|rule| rule.name.as_str()).collect();
+        let names: Vec<&str> = rules.map(|rule| rule.http.name.as_str()).collect();
         assert_eq!(names, ["able", "web-v2", "web2", "web"]);
     }
 }

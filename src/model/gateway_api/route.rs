@@ -11,7 +11,11 @@ use super::{
 use crate::{
     api::{Kind, Meta, gateway_api::common::ParentReference},
     base::{Namespace, ObjectKey, Shared, host},
-    model::{MeshSnapshot, inputs::Inputs, virtual_service::Requests},
+    model::{
+        MeshSnapshot,
+        inputs::Inputs,
+        virtual_service::{RequestRoute, Requests},
+    },
     proto::istio::networking::v1alpha3::{
         HttpMatchRequest, HttpRoute, L4MatchAttributes, TcpRoute, TlsMatchAttributes, TlsRoute, string_match::MatchType,
     },
@@ -310,8 +314,11 @@ impl Conversion<'_> {
     ) -> AttachedRoute {
         let mut both = self.rules(hostnames, references, convert);
         let written = written_hosts(hostnames);
-        let for_mesh = ordered(std::mem::take(&mut both.mesh.0));
-        let for_gateways = ordered(std::mem::take(&mut both.gateway.0));
+        // Parity (pilot/pkg/config/kube/gateway/conversion.go, `convertGRPCRoute`): only HTTPRoutes ask pickers, which
+        // may read bodies as JSON and refuse others.
+        let asks_picker = self.key.kind == Kind::HttpRoute;
+        let for_mesh = ordered(std::mem::take(&mut both.mesh.0), asks_picker);
+        let for_gateways = ordered(std::mem::take(&mut both.gateway.0), asks_picker);
         let mut contributions = Vec::new();
         for parent in attached_parents(&both.parents) {
             let (scope, rules, hosts) = match &parent.target {
@@ -402,16 +409,17 @@ fn collected<T>(converted: impl Iterator<Item = Result<http::Converted<T>, Mista
 }
 
 /// Returns rules in order of precedence.
-fn ordered(rules: Vec<HttpRoute>) -> Shared<Requests> {
-    let mut rules: Vec<Shared<HttpRoute>> = rules.into_iter().map(Shared::new).collect();
+fn ordered(rules: Vec<HttpRoute>, asks_picker: bool) -> Shared<Requests> {
+    let rules = rules.into_iter().map(|http| RequestRoute { http, asks_picker });
+    let mut rules: Vec<Shared<RequestRoute>> = rules.map(Shared::new).collect();
     sort_http(&mut rules);
     Requests::new(rules).into()
 }
 
 /// Sorts rules by the precedence of the API: exact paths, then long ones, then more conditions.
-pub fn sort_http(rules: &mut [Shared<HttpRoute>]) {
+pub fn sort_http(rules: &mut [Shared<RequestRoute>]) {
     rules.sort_by_cached_key(|rule| {
-        let matched = rule.r#match.first();
+        let matched = rule.http.r#match.first();
         std::cmp::Reverse((
             matched.is_some(),
             matched.map(path_rank).unwrap_or_default(),
@@ -436,11 +444,12 @@ fn path_rank(matched: &HttpMatchRequest) -> (u8, usize) {
 /// Restricts rules to a port.
 fn on_port(rules: &Requests, port: u16) -> Shared<Requests> {
     let rules = rules.routes.iter().map(|rule| {
-        let mut rule = HttpRoute::clone(rule);
-        if rule.r#match.is_empty() {
-            rule.r#match.push(HttpMatchRequest::default());
+        let mut rule = RequestRoute::clone(rule);
+        let matches = &mut rule.http.r#match;
+        if matches.is_empty() {
+            matches.push(HttpMatchRequest::default());
         }
-        rule.r#match.iter_mut().for_each(|matched| matched.port = port.into());
+        matches.iter_mut().for_each(|matched| matched.port = port.into());
         Shared::new(rule)
     });
     Requests::new(rules.collect()).into()

@@ -24,11 +24,11 @@ pub enum HttpRoutes {
 impl HttpRoutes {
     /// Returns the routes; their names may be short.
     pub fn as_written(&self) -> impl Iterator<Item = &HttpRoute> {
-        let (written, resolved): (&[HttpRoute], &[Shared<HttpRoute>]) = match self {
+        let (written, resolved): (&[HttpRoute], &[Shared<RequestRoute>]) = match self {
             Self::Written(object) => (&object.spec.http[..], &[]),
             Self::Resolved(requests) => (&[], &requests.routes[..]),
         };
-        written.iter().chain(resolved.iter().map(|route| &**route))
+        written.iter().chain(resolved.iter().map(|route| &route.http))
     }
 
     /// Returns the routes with fully qualified names.
@@ -38,6 +38,14 @@ impl HttpRoutes {
             Some(resolver) => Cow::Owned(resolver.http(route)),
             None => Cow::Borrowed(route),
         })
+    }
+
+    /// Returns true if the route at this position asks the endpoint picker of its destination.
+    pub fn asks_picker(&self, position: usize) -> bool {
+        match self {
+            Self::Written(_) => false,
+            Self::Resolved(requests) => requests.routes.get(position).is_some_and(|route| route.asks_picker),
+        }
     }
 
     /// Returns the weighted destinations with fully qualified hosts, without copies of the routes.
@@ -108,29 +116,48 @@ fn destinations<'a>(
     all.into_iter().collect::<Vec<_>>().into()
 }
 
+/// An HTTP route with fully qualified names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestRoute {
+    /// The route.
+    pub http: HttpRoute,
+    /// True if the endpoint picker of an InferencePool among its destinations is asked.
+    pub asks_picker: bool,
+}
+
+impl RequestRoute {
+    /// Returns a route that asks no endpoint picker.
+    pub fn of(http: HttpRoute) -> Self {
+        Self {
+            http,
+            asks_picker: false,
+        }
+    }
+}
+
 /// HTTP routes, in order, with their destinations. A route of the Gateway API may contribute the same ones to thousands
 /// of VirtualServices, which share them: with copies, `istiod render` takes 388 MiB for 64 listeners, 16 hosts and 128
 /// matches, without them 109.
 #[derive(Debug)]
 pub struct Requests {
     /// Routes. A boxed slice, because a list that is collected from a list of routes keeps the memory of that one.
-    pub routes: Box<[Shared<HttpRoute>]>,
+    pub routes: Box<[Shared<RequestRoute>]>,
     /// Destinations of the routes, sorted and unique. A `BTreeSet` would take 640 bytes for the first one.
     pub destinations: Shared<[Destination]>,
 }
 
 impl Requests {
     /// Returns routes with their destinations.
-    pub fn new(routes: Vec<Shared<HttpRoute>>) -> Self {
+    pub fn new(routes: Vec<Shared<RequestRoute>>) -> Self {
         Self {
-            destinations: destinations(routes.iter().map(|route| &**route), None),
+            destinations: destinations(routes.iter().map(|route| &route.http), None),
             routes: routes.into_boxed_slice(),
         }
     }
 
     /// Returns the number of routes that these count as, where the output of objects is limited.
     pub fn counted(&self) -> u64 {
-        units::sum(self.routes.iter().map(|route| units::of_http(route)))
+        units::sum(self.routes.iter().map(|route| units::of_http(&route.http)))
     }
 }
 
@@ -177,6 +204,6 @@ impl Declared {
     /// Returns the HTTP routes.
     pub(super) fn http(&self) -> impl Iterator<Item = &HttpRoute> {
         let converted = self.converted.iter().flat_map(|requests| &requests.routes);
-        self.object.spec.http.iter().chain(converted.map(|route| &**route))
+        self.object.spec.http.iter().chain(converted.map(|route| &route.http))
     }
 }

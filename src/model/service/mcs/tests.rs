@@ -115,7 +115,7 @@ fn routes_to_imports_use_the_host_only_where_it_exists() {
         let (cx, mesh) = (Cx::untracked(), world.snapshot());
         let mut services = mesh.converted_virtual_services.iter(&cx);
         let (_, service) = services.next().expect("the route");
-        let destination = service.requests.routes[0].route[0].destination.as_ref();
+        let destination = service.requests.routes[0].http.route[0].destination.as_ref();
         assert_eq!(destination.map(|one| one.host.as_str()), Some(host), "{features:?}");
     }
 }
