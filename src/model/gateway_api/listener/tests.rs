@@ -1,5 +1,6 @@
-//! Listeners whose namespaces a selector selects.
+//! Listeners: the namespaces that a selector selects, and the validation of clients.
 
+use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
 use super::*;
@@ -160,4 +161,43 @@ fn a_reference_to_a_section_has_one_parent() {
     assert_eq!(served, ["a a.test", "b a.test", "b b.test"]);
     let row = listeners_of(&world.snapshot());
     assert!(row.listeners[0].hosts_of_port.ptr_eq(&row.listeners[2].hosts_of_port));
+}
+
+/// The schema admits options in place of references to certificates.
+#[test]
+fn clients_are_validated_without_a_reference_to_a_certificate() {
+    let key = KeyPair::generate().expect("a key");
+    let roots = CertificateParams::new(vec!["x.test".to_owned()]).expect("valid names");
+    let roots = roots.self_signed(&key).expect("a certificate").pem();
+    let options = json!({"gateway.istio.io/tls-cipher-suites": "ECDHE-RSA-AES128-GCM-SHA256"});
+    let listener = json!({"name": "a", "port": 443, "protocol": "HTTPS",
+        "tls": {"mode": "Terminate", "options": options}});
+    let frontend = json!({"default": {"validation": {"caCertificateRefs": [{"kind": "ConfigMap", "name": "roots"}]}}});
+    let settings = |tls: Value| {
+        let mut world = World::new(Installation::default());
+        let gateway = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": {"name": "x", "namespace": "gw"},
+            "spec": {"gatewayClassName": "istio", "listeners": [listener], "tls": tls}});
+        let roots = json!({"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "roots", "namespace": "gw"}, "data": {"ca.crt": roots}});
+        put(&mut world, &[gateway, roots]);
+        let listeners = listeners_of(&world.snapshot());
+        let converted = listeners.listeners[0]
+            .converted
+            .as_ref()
+            .expect("the listener is valid");
+        let tls = converted.spec.servers[0]
+            .tls
+            .clone()
+            .expect("the listener has TLS settings");
+        (
+            tls.mode().as_str_name(),
+            tls.credential_name,
+            tls.ca_cert_credential_name,
+        )
+    };
+    let own = |mode, certificate: &str, authority: &str| (mode, certificate.to_owned(), authority.to_owned());
+    assert_eq!(settings(Value::Null), own("SIMPLE", "", ""));
+    let validating = settings(json!({"frontend": frontend}));
+    assert_eq!(validating, own("MUTUAL", "builtin://", "configmap://gw/roots-cacert"));
 }

@@ -136,6 +136,11 @@ impl Certificates<'_> {
         let authority = self.client_authority(validation);
         let authority = authority.map_err(|mistake| self.without_authority(mistake))?;
         if let Some(authority) = authority {
+            if tls.certificate_refs.is_empty() {
+                // Without references, the listener has the proxy's own certificate, as in Istio, which then ignores
+                // the validation of clients: they would be admitted without a certificate.
+                BUILTIN.clone_into(&mut settings.credential_name);
+            }
             settings.ca_cert_credential_name = authority;
             if accepts_untrusted(validation) {
                 settings.set_mode(TlSmode::OptionalMutual);
