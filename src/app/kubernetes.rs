@@ -318,6 +318,8 @@ fn rules(settings: &Settings, installation: &Installation) -> Rules {
         config_kinds: settings.flags.config_dir.is_none(),
         gateway_api: features.pilot_enable_gateway_api,
         inference: features.enable_gateway_api_inference_extension,
+        network_gateways: features.pilot_multi_network_discover_gateway_api,
+        ambient: features.pilot_enable_ambient,
         mcs: mcs.then(|| (features.mcs_api_group.clone(), features.mcs_api_version.clone())),
         // Parity (pilot/pkg/serviceregistry/kube/controller/multicluster.go, `initializeCluster`): unless Services
         // select WorkloadEntries, those of remote clusters are not read, and ServiceEntries lack them too.
@@ -389,6 +391,23 @@ mod tests {
             assert!(!reads(Role::Remote, &off), "{variable}");
             assert!(reads(Role::Config, &off), "{variable}");
         }
+    }
+
+    #[test]
+    fn network_gateways_and_waypoints_do_not_need_the_gateway_api() {
+        let read = |role: Role, variables: &[(&str, &str)]| {
+            let variables = [&[("PILOT_ENABLE_GATEWAY_API", "false")][..], variables].concat();
+            let kinds = kinds(role, &[], &variables).into_iter();
+            kinds.filter(|kind| kind.is_gateway_api()).collect::<Vec<Kind>>()
+        };
+        for role in [Role::Config, Role::Remote] {
+            assert_eq!(read(role, &[]), [Kind::KubeGateway], "{role:?}");
+        }
+        let undiscovered = ("PILOT_MULTI_NETWORK_DISCOVER_GATEWAY_API", "false");
+        assert!(read(Role::Config, &[undiscovered]).is_empty());
+        let ambient = read(Role::Config, &[undiscovered, ("PILOT_ENABLE_AMBIENT", "true")]);
+        let both = [Kind::KubeGateway, Kind::GatewayClass];
+        assert_eq!(BTreeSet::from_iter(ambient), BTreeSet::from(both));
     }
 
     #[test]

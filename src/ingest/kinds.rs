@@ -41,6 +41,10 @@ pub struct Rules {
     pub gateway_api: bool,
     /// `ENABLE_GATEWAY_API_INFERENCE_EXTENSION`.
     pub inference: bool,
+    /// `PILOT_MULTI_NETWORK_DISCOVER_GATEWAY_API`.
+    pub network_gateways: bool,
+    /// `PILOT_ENABLE_AMBIENT`.
+    pub ambient: bool,
     /// `MCS_API_GROUP` and `MCS_API_VERSION`, if a feature of MCS is enabled.
     pub mcs: Option<(SmolStr, SmolStr)>,
     /// True if WorkloadEntries of remote clusters are read (`PILOT_ENABLE_K8S_SELECT_WORKLOAD_ENTRIES` and
@@ -71,6 +75,10 @@ impl Rules {
         let is_on = match kind {
             Kind::ServiceExport | Kind::ServiceImport => self.mcs.is_some(),
             Kind::InferencePool => self.gateway_api && self.inference,
+            // Parity (pilot/pkg/serviceregistry: kube/controller/network.go, ambient/ambientindex.go): gateways of
+            // networks, and waypoints, do not depend on the conversion of Gateways.
+            Kind::KubeGateway => self.gateway_api || self.network_gateways || self.ambient,
+            Kind::GatewayClass => self.gateway_api || self.ambient,
             kind if kind.is_gateway_api() => self.gateway_api,
             _ => true,
         };

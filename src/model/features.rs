@@ -419,7 +419,7 @@ features! {
         MCS_API_VERSION mcs_api_version: SmolStr = text("v1alpha1");
 
         // Gateway API.
-        /// Reads and converts Gateway API objects.
+        /// Converts Gateway API objects. Gateways of networks, and waypoints, do not depend on it.
         PILOT_ENABLE_GATEWAY_API pilot_enable_gateway_api: bool = true;
         /// Writes the status of Gateway API objects.
         PILOT_ENABLE_GATEWAY_API_STATUS pilot_enable_gateway_api_status: bool = true;
