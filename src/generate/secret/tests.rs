@@ -97,6 +97,15 @@ fn streams_without_identity_receive_no_secrets() {
 }
 
 #[test]
+fn verified_secrets_do_not_depend_on_the_cluster() {
+    let far = fixture::changed(router(), |node| node.cluster = "unknown".into());
+    let name = "kubernetes-gateway://default/cred";
+    let config = gateway(&format!("{{mode: SIMPLE, credentialName: '{name}'}}"));
+    let store = store(&config, vec![far]);
+    assert_eq!(names(&store, 0, ResourceType::Secret), [name]);
+}
+
+#[test]
 fn secrets_depend_on_the_identity() {
     let config = gateway("{mode: SIMPLE, credentialNames: [cred, 'kubernetes://elsewhere/far']}");
     // The same node with another identity: it receives no secret of the first.
