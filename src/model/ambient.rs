@@ -20,7 +20,7 @@ use std::net::IpAddr;
 use smol_str::SmolStr;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{MeshSnapshot, inputs::Inputs, network, policy::root_namespace};
+use super::{MeshSnapshot, inputs::InputWriters, network, policy::root_namespace};
 use crate::{
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey},
     proto::istio::workload::NetworkAddress,
@@ -36,7 +36,7 @@ pub fn shard(name: &str) -> u8 {
 }
 
 /// Returns the clusters whose network may have changed.
-pub fn network_candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<ClusterId> {
+pub fn network_candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<ClusterId> {
     let changed = inputs.namespaces.changes().iter().map(|(key, ..)| key);
     let system = changed.filter(|key| key.name == mesh.installation.namespace.as_str());
     let clusters = system.map(|key| key.cluster.clone());

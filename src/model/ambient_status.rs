@@ -12,7 +12,7 @@ mod tests;
 use super::{
     MeshSnapshot, ServiceKey,
     ambient::service::{ClusterServiceKey, ServiceSource},
-    inputs::Inputs,
+    inputs::InputWriters,
     service::entry::races_connections,
     waypoint::{self, Attachment, NotAttached, Refusal, workloads},
 };
@@ -78,7 +78,7 @@ impl Condition {
 }
 
 /// Returns the objects of the config cluster whose conditions may have changed.
-pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<StatusTarget> {
+pub fn candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<StatusTarget> {
     let features = &mesh.installation.features;
     if !features.pilot_enable_ambient || !features.ambient_enable_status {
         return Vec::new();

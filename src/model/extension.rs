@@ -253,7 +253,7 @@ fn plugin_config(plugin: &WasmPlugin) -> WasmConfig {
 }
 
 /// Returns the keys whose rows may have changed with the inputs.
-pub(super) fn candidates(inputs: &super::inputs::Inputs) -> Vec<ExtensionId> {
+pub(super) fn candidates(inputs: &super::inputs::InputWriters) -> Vec<ExtensionId> {
     let plugins = inputs.wasm_plugins.changes().iter();
     let extensions = inputs.traffic_extensions.changes().iter();
     plugins

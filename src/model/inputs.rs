@@ -30,11 +30,11 @@ macro_rules! input_tables {
         }
 
         /// The writers of the input tables.
-        pub struct Inputs {
+        pub struct InputWriters {
             $(pub(super) $table: TableWriter<ObjectKey, types::$kind>,)*
         }
 
-        impl Default for Inputs {
+        impl Default for InputWriters {
             fn default() -> Self {
                 Self { $($table: TableWriter::new(RelationId(Kind::$kind as u32)),)* }
             }
@@ -72,7 +72,7 @@ macro_rules! input_tables {
             }
         }
 
-        impl Inputs {
+        impl InputWriters {
             /// Returns the current tables.
             pub fn tables(&self) -> InputTables {
                 InputTables { $($table: self.$table.table().clone(),)* }

@@ -7,7 +7,7 @@ use smol_str::{SmolStr, format_smolstr};
 use super::{
     MeshSnapshot,
     identity::{spiffe_id, trust_domain},
-    inputs::Inputs,
+    inputs::InputWriters,
     network,
     policy::GATEWAY_NAME_LABEL,
 };
@@ -90,7 +90,7 @@ pub struct Origin {
 }
 
 /// Returns the workloads that changes of Pods or WorkloadEntries affect.
-pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
+pub fn candidates(inputs: &InputWriters) -> Vec<WorkloadKey> {
     let of = |source: WorkloadSource, object: &ObjectKey| WorkloadKey {
         source,
         object: object.clone(),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     change::{Batch, Change},
-    inputs::Inputs,
+    inputs::InputWriters,
     installation::Installation,
     snapshot::{MeshSnapshot, Revision, graph::Graph},
 };
@@ -16,7 +16,7 @@ use crate::{
 
 /// The mutable model.
 pub struct World {
-    inputs: Inputs,
+    inputs: InputWriters,
     graph: Graph,
     current: MeshSnapshot,
 }
@@ -34,7 +34,7 @@ pub struct Commit {
 impl World {
     /// Returns an empty world.
     pub fn new(installation: Installation) -> Self {
-        let inputs = Inputs::default();
+        let inputs = InputWriters::default();
         let graph = Graph::default();
         let derived = graph.tables(inputs.tables());
         let current = MeshSnapshot {

@@ -19,7 +19,7 @@ use crate::{
     model::{
         MeshSnapshot, ServiceKey,
         identity::spiffe_id,
-        inputs::Inputs,
+        inputs::InputWriters,
         service::{
             Protocol, TrafficDistribution, entry, entry_lists::EntryLists, kube::spans_clusters, traffic_distribution,
         },
@@ -87,7 +87,7 @@ pub struct PortNames {
 }
 
 /// Returns the hosts whose declarations may have changed.
-pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<DeclaredKey> {
+pub fn candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<DeclaredKey> {
     let services = inputs.kube_services.changes().iter();
     let services = services.filter(|(key, ..)| mesh.installation.is_ambient(&key.cluster));
     let services = services.map(|(key, ..)| DeclaredKey {

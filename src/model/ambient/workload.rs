@@ -29,7 +29,7 @@ use crate::{
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, select},
     model::{
         MeshSnapshot, ServiceKey, canonical,
-        inputs::Inputs,
+        inputs::InputWriters,
         workload::{REDIRECTION, TUNNEL_HTTP, TUNNEL_LABEL, address_name, entry_labels, entry_name, label_map},
     },
     proto::istio::{
@@ -150,7 +150,7 @@ impl AmbientWorkload {
 }
 
 /// Returns the workloads that may have changed.
-pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<WorkloadUid> {
+pub fn candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<WorkloadUid> {
     let pods = inputs.pods.changes().iter().map(|(key, ..)| key);
     let pods = pods
         .filter(|key| mesh.installation.is_ambient(&key.cluster))
@@ -220,7 +220,7 @@ pub struct SliceTargets {
 }
 
 /// Returns the slices that may have changed.
-pub fn slice_candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<ObjectKey> {
+pub fn slice_candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<ObjectKey> {
     let slices = inputs.endpoint_slices.changes().iter().map(|(key, ..)| key);
     slices
         .filter(|key| mesh.installation.is_ambient(&key.cluster))
@@ -285,7 +285,7 @@ struct EntryEndpoint {
 }
 
 /// Returns the ServiceEntries whose endpoints may have changed.
-pub fn entry_candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<ObjectKey> {
+pub fn entry_candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<ObjectKey> {
     let entries = inputs.service_entries.changes().iter().map(|(key, ..)| key);
     entries.filter(|key| is_own(mesh, key)).cloned().collect()
 }

@@ -27,7 +27,7 @@ use crate::{
             ACCEPTS_UNTRUSTED_ANNOTATION, NO_NAMESPACE, PARENT_NAMESPACE_ANNOTATION, SEMANTICS_ANNOTATION,
             SERVICE_ANNOTATION, selects_namespace,
         },
-        inputs::Inputs,
+        inputs::InputWriters,
     },
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
@@ -136,7 +136,7 @@ impl RouteNamespaces {
 }
 
 /// Returns the changed Gateways and ListenerSets.
-pub fn candidates(inputs: &Inputs) -> Vec<ListenerOwner> {
+pub fn candidates(inputs: &InputWriters) -> Vec<ListenerOwner> {
     let owner = |kind, object: &ObjectKey| ListenerOwner {
         kind,
         object: object.clone(),

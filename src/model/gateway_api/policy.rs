@@ -20,7 +20,7 @@ use crate::{
     model::{
         MeshSnapshot,
         credential::{CONFIG_MAP, INVALID, config_map_authority},
-        inputs::Inputs,
+        inputs::InputWriters,
     },
     proto::istio::networking::v1alpha3::{
         ClientTlsSettings, DestinationRule, PortSelector, TrafficPolicy,
@@ -146,7 +146,7 @@ pub struct BackendPolicies {
 }
 
 /// Returns the changed policies.
-pub fn candidates(inputs: &Inputs) -> Vec<PolicyKey> {
+pub fn candidates(inputs: &InputWriters) -> Vec<PolicyKey> {
     let key = |kind, object: &ObjectKey| PolicyKey {
         kind,
         object: object.clone(),

@@ -13,7 +13,7 @@ use crate::{
     base::{Namespace, ObjectKey, Shared, host},
     model::{
         MeshSnapshot,
-        inputs::Inputs,
+        inputs::InputWriters,
         virtual_service::{RequestRoute, Requests},
     },
     proto::istio::networking::v1alpha3::{
@@ -101,7 +101,7 @@ impl AttachedRoute {
 }
 
 /// Returns the changed routes.
-pub fn candidates(inputs: &Inputs) -> Vec<RouteKey> {
+pub fn candidates(inputs: &InputWriters) -> Vec<RouteKey> {
     let key = |kind, object: &ObjectKey| RouteKey {
         kind,
         object: object.clone(),

@@ -37,7 +37,7 @@ use crate::model::{
         used_pool::UsedPool,
     },
     ingress::{self, ServedIngress},
-    inputs::{InputTables, Inputs, RelationKeys},
+    inputs::{InputTables, InputWriters, RelationKeys},
     locality_dependencies::{self, LocalityDependencies},
     network::{self, Networks},
     output_limit::{self, Demand, DemandKey, RefusedObjects},
@@ -148,7 +148,7 @@ macro_rules! graph {
             }
 
             /// Updates everything from the inputs, in order. Each table is published for the following ones.
-            pub fn update(&mut self, tx: &mut Transaction, inputs: &Inputs, mesh: &mut MeshSnapshot) {
+            pub fn update(&mut self, tx: &mut Transaction, inputs: &InputWriters, mesh: &mut MeshSnapshot) {
                 mesh.derived.inputs = inputs.tables();
                 mesh.config = mesh.derived.mesh_config.prefetch(&mesh.installation.mesh_config_key());
                 $(

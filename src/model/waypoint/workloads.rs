@@ -13,7 +13,7 @@ use crate::{
     base::{ClusterId, Labels, Namespace, ObjectKey, cidr},
     model::{
         MeshSnapshot,
-        inputs::Inputs,
+        inputs::InputWriters,
         policy::GATEWAY_NAME_LABEL,
         workload::{entry_labels, label_map},
     },
@@ -60,7 +60,7 @@ impl WaypointWorkloads {
 }
 
 /// Returns the objects whose workloads may have changed.
-pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<WorkloadsKey> {
+pub fn candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<WorkloadsKey> {
     if !mesh.installation.features.pilot_enable_ambient {
         return Vec::new();
     }

@@ -8,7 +8,7 @@ use crate::{
     base::{ObjectKey, Shared},
     model::{
         MeshSnapshot, destination_rule, endpoint,
-        inputs::Inputs,
+        inputs::InputWriters,
         output_limit::DemandKey,
         service::entry_lists,
         virtual_service::{self, Converted},
@@ -22,7 +22,7 @@ pub(super) fn changed_keys<K: Key, V: PartialEq>(table: &TableWriter<K, V>) -> V
 }
 
 /// Returns the changed ServiceEntries whose output may be above that of small ones.
-pub(super) fn large_entries(inputs: &Inputs) -> Vec<DemandKey> {
+pub(super) fn large_entries(inputs: &InputWriters) -> Vec<DemandKey> {
     let entries = inputs.service_entries.changes().iter();
     let entries = entries.filter(|(_, old, new)| {
         let mut versions = [old, new].into_iter().flatten();
@@ -36,7 +36,7 @@ pub(super) fn large_entries(inputs: &Inputs) -> Vec<DemandKey> {
 }
 
 /// Returns the changed ServiceEntries that select workloads or did so before.
-pub(super) fn selecting_entries(inputs: &Inputs) -> Vec<ObjectKey> {
+pub(super) fn selecting_entries(inputs: &InputWriters) -> Vec<ObjectKey> {
     let entries = inputs.service_entries.changes().iter();
     let entries = entries.filter(|(_, old, new)| {
         let mut versions = [old, new].into_iter().flatten();
@@ -46,7 +46,7 @@ pub(super) fn selecting_entries(inputs: &Inputs) -> Vec<ObjectKey> {
 }
 
 /// Returns the changed ServiceEntries whose lists have or had a row.
-pub(super) fn entries_with_lists(inputs: &Inputs, mesh: &MeshSnapshot) -> Vec<ObjectKey> {
+pub(super) fn entries_with_lists(inputs: &InputWriters, mesh: &MeshSnapshot) -> Vec<ObjectKey> {
     let entries = inputs.service_entries.changes().iter();
     let entries = entries.filter(|(key, old, new)| {
         let mut versions = [old, new].into_iter().flatten();
@@ -101,9 +101,9 @@ pub(super) fn if_ambient<K>(mesh: &MeshSnapshot, keys: impl FnOnce() -> Vec<K>) 
 /// Calls a source; gives the parameters of the closure their types.
 pub(super) fn candidates<K>(
     graph: &Graph,
-    inputs: &Inputs,
+    inputs: &InputWriters,
     mesh: &MeshSnapshot,
-    source: impl Fn(&Graph, &Inputs, &MeshSnapshot) -> Vec<K>,
+    source: impl Fn(&Graph, &InputWriters, &MeshSnapshot) -> Vec<K>,
 ) -> Vec<K> {
     source(graph, inputs, mesh)
 }
