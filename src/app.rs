@@ -40,7 +40,7 @@ use self::{
     identity::{Identity, IdentityError},
     injection::Injection,
     keys::Author,
-    kubernetes::{Config, ControllerParts, Kubernetes},
+    kubernetes::{Config, ControllerInputs, Kubernetes, SourceInputs},
     listen::Webhooks,
     registries::RegistryError,
     remote::RemoteError,
@@ -56,7 +56,7 @@ use crate::{
     base::{ClusterId, Namespace, address::HostPort},
     ca::TrustBundle,
     distribution::{
-        self, Distribution,
+        Distribution, DistributionSources,
         replicas::{OwnReplica, Peers, Replicas},
     },
     environment::{self, Environment},
@@ -356,7 +356,7 @@ impl StartInputs<'_> {
         let Some(client) = client else {
             return Ok((None, stores));
         };
-        let inputs = kubernetes::Inputs {
+        let inputs = SourceInputs {
             client,
             report: self.report.clone(),
             watches: self.watches.clone(),
@@ -443,7 +443,7 @@ impl StartInputs<'_> {
         ingest_status: Arc<IngestStatus>,
         peers: Option<Arc<dyn Peers>>,
     ) -> Arc<Distribution> {
-        let inputs = distribution::Inputs {
+        let sources = DistributionSources {
             mesh: self.push.mesh.clone(),
             inspect: self.push.inspect.clone(),
             flushes: self.push.flushes.clone(),
@@ -454,7 +454,7 @@ impl StartInputs<'_> {
             peers,
             runtime: self.page_runtime.clone(),
         };
-        let (distribution, refusals) = Distribution::start(&self.environment.tasks, inputs);
+        let (distribution, refusals) = Distribution::start(&self.environment.tasks, sources);
         streams.set_refusal_queue(refusals);
         distribution
     }
@@ -672,14 +672,14 @@ impl<'a> ControlPlane<'a> {
         let Some(kubernetes) = &self.kubernetes else {
             return Ok(());
         };
-        let parts = ControllerParts {
+        let inputs = ControllerInputs {
             mesh: self.push.mesh.clone(),
             trust: self.trust.clone(),
             events: self.events.take(),
             injection: self.injection.as_ref(),
             distribution: self.distribution.clone(),
         };
-        kubernetes.start_controllers(self.environment, &self.installation, parts)
+        kubernetes.start_controllers(self.environment, &self.installation, inputs)
     }
 }
 

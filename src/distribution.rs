@@ -76,7 +76,7 @@ const MAX_REFUSED: usize = 64;
 const MAX_REFUSALS: usize = 256;
 
 /// The sources of distribution status.
-pub struct Inputs {
+pub struct DistributionSources {
     /// The latest snapshot.
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
     /// The thread that owns the model.
@@ -99,7 +99,7 @@ pub struct Inputs {
 
 /// Distribution status of all objects.
 pub struct Distribution {
-    pub(crate) inputs: Inputs,
+    pub(crate) inputs: DistributionSources,
     blames: Mutex<Blames>,
     /// The queue of refusals that wait for their attribution.
     refusals: mpsc::Sender<RefusedResource>,
@@ -154,7 +154,7 @@ struct Following {
 
 impl Distribution {
     /// Creates the status and starts the attribution of refusals. `refusals` receives what clients refuse.
-    pub fn start(tasks: &Tasks, inputs: Inputs) -> (Arc<Self>, mpsc::Sender<RefusedResource>) {
+    pub fn start(tasks: &Tasks, inputs: DistributionSources) -> (Arc<Self>, mpsc::Sender<RefusedResource>) {
         let (sender, receiver) = mpsc::channel(MAX_REFUSALS);
         let views = Views::new(tasks.clone(), inputs.runtime.clone());
         let distribution = Arc::new(Self {

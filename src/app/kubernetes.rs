@@ -105,7 +105,7 @@ pub(super) async fn mesh_config(settings: &Settings, installation: &Installation
 }
 
 /// Inputs of the sources.
-pub(super) struct Inputs<'a> {
+pub(super) struct SourceInputs<'a> {
     pub(super) client: Client,
     pub(super) report: Report,
     pub(super) watches: WatchMetrics,
@@ -114,7 +114,7 @@ pub(super) struct Inputs<'a> {
 }
 
 /// Inputs of the controllers.
-pub(super) struct ControllerParts<'a> {
+pub(super) struct ControllerInputs<'a> {
     pub(super) mesh: watch::Receiver<Arc<MeshSnapshot>>,
     pub(super) trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
     pub(super) events: Option<mpsc::Receiver<Event>>,
@@ -138,9 +138,9 @@ impl Kubernetes {
         environment: &Arc<Environment>,
         installation: &Installation,
         sources: &mut Sources,
-        inputs: Inputs<'_>,
+        inputs: SourceInputs<'_>,
     ) -> Result<Self, AppError> {
-        let Inputs {
+        let SourceInputs {
             client,
             report,
             watches,
@@ -261,15 +261,15 @@ impl Kubernetes {
         &self,
         environment: &Arc<Environment>,
         installation: &Installation,
-        parts: ControllerParts<'_>,
+        inputs: ControllerInputs<'_>,
     ) -> Result<(), AppError> {
-        let ControllerParts {
+        let ControllerInputs {
             mesh,
             trust,
             events,
             injection,
             distribution,
-        } = parts;
+        } = inputs;
         let config = controllers::Cluster {
             id: installation.cluster.clone(),
             client: self.client.clone(),

@@ -58,7 +58,7 @@ impl Fixture {
         environment.tasks.spawn("push loop", run.run(NoMetrics));
         let server = Server::new(&environment, push.groups.clone(), ServerOptions::default(), None);
         let server = server.expect("an empty registry");
-        let inputs = Inputs {
+        let inputs = DistributionSources {
             mesh: push.mesh.clone(),
             inspect: push.inspect.clone(),
             flushes: push.flushes.clone(),

@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use self::{
-    inputs::{Entry, Inputs, Write},
+    inputs::{AnalysisInputs, Entry, Write},
     message::Found,
 };
 use super::{
@@ -108,7 +108,7 @@ struct Analysis {
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
     options: AnalysisOptions,
     istio_namespace: String,
-    inputs: Inputs,
+    inputs: AnalysisInputs,
     changed: Option<Changed>,
     /// No analysis begins before.
     earliest: Instant,
@@ -135,7 +135,7 @@ impl Analysis {
         Self {
             watches: WatchSet::new(watches),
             mesh,
-            inputs: Inputs::new(options.revision.clone()),
+            inputs: AnalysisInputs::new(options.revision.clone()),
             options,
             istio_namespace: election.namespace.to_string(),
             changed: None,

@@ -8,7 +8,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::*;
 use crate::{
     distribution::{
-        Inputs,
+        DistributionSources,
         report::{Counts, ObjectState},
     },
     environment,
@@ -93,7 +93,7 @@ impl Harness {
         let world = fixture::folder_world(Installation::default(), &[("mesh.yaml", "")]);
         let (mesh_sender, mesh) = watch::channel(world.snapshot());
         let tasks = Tasks::default();
-        let inputs = Inputs {
+        let inputs = DistributionSources {
             mesh,
             inspect: mpsc::channel(1).0,
             flushes: Flushes::channel().0,

@@ -142,14 +142,14 @@ impl Revision {
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Inputs {
+pub(super) struct AnalysisInputs {
     revision: Revision,
     mesh: Option<MeshInputs>,
     /// Objects by kind. A kind without an entry is unknown.
     kinds: BTreeMap<Type, BTreeMap<NamespacedName, Entry>>,
 }
 
-impl Inputs {
+impl AnalysisInputs {
     /// Returns the inputs of a control plane of this revision, of which nothing is known.
     pub(super) fn new(revision: SmolStr) -> Self {
         Self {

@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     admin::debug::Dump,
     auth::{Authenticators, Caller, CallerSource},
-    distribution::{self, Distribution},
+    distribution::{Distribution, DistributionSources, replicas::OwnReplica},
     environment,
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot, fixture},
@@ -38,14 +38,14 @@ impl Harness {
         let (inspect, _) = mpsc::channel(1);
         let (flushes, _) = Flushes::channel();
         let connections = Arc::<Registry>::default();
-        let inputs = distribution::Inputs {
+        let inputs = DistributionSources {
             mesh: mesh.clone(),
             inspect: inspect.clone(),
             flushes: flushes.clone(),
             tracker: Tracker::new(environment::now),
             connections: connections.clone(),
             ingest_status: Arc::default(),
-            replica: distribution::replicas::OwnReplica::default(),
+            replica: OwnReplica::default(),
             peers: None,
             runtime: Handle::current(),
         };

@@ -29,8 +29,8 @@ fn mesh(config: &str) -> std::sync::Arc<MeshSnapshot> {
 }
 
 /// Inputs in which every kind is known, with the mesh config of a folder.
-fn inputs(mesh_yaml: &str) -> Inputs {
-    let mut inputs = Inputs::new("default".into());
+fn inputs(mesh_yaml: &str) -> AnalysisInputs {
+    let mut inputs = AnalysisInputs::new("default".into());
     assert!(inputs.observe(&mesh(mesh_yaml)) && inputs.set_tags(BTreeSet::new()));
     for kind in Type::all() {
         inputs.take(kind, WatchEvent::Restarted(Vec::new()));
@@ -38,7 +38,7 @@ fn inputs(mesh_yaml: &str) -> Inputs {
     inputs
 }
 
-fn analyze(inputs: &mut Inputs) -> Vec<Message> {
+fn analyze(inputs: &mut AnalysisInputs) -> Vec<Message> {
     let (objects, settings) = inputs.analysis(SYSTEM, 0).expect("complete inputs");
     crate::analyze::analyze(
         &crate::analyze::Mesh::new(objects, settings),
@@ -48,7 +48,7 @@ fn analyze(inputs: &mut Inputs) -> Vec<Message> {
 
 #[test]
 fn nothing_is_analyzed_before_everything_is_known() {
-    let mut inputs = Inputs::default();
+    let mut inputs = AnalysisInputs::default();
     inputs.observe(&mesh("{}"));
     let all: Vec<Type> = Type::all().collect();
     for kind in &all {
@@ -71,7 +71,7 @@ fn nothing_is_analyzed_before_everything_is_known() {
 fn messages_are_written_and_removed() {
     let mut inputs = inputs("{}");
     let kind = Type::from(Kind::VirtualService);
-    let take = |inputs: &mut Inputs, version: &str, status: &Value| {
+    let take = |inputs: &mut AnalysisInputs, version: &str, status: &Value| {
         let object = virtual_service("astray", version, status);
         inputs.take(kind, WatchEvent::Applied(entry(Kind::VirtualService, &object)))
     };
@@ -199,7 +199,7 @@ fn services_of_system_namespaces_are_known() {
 
 #[test]
 fn definitions_decide_the_version() {
-    let mut inputs = Inputs::default();
+    let mut inputs = AnalysisInputs::default();
     let kind = Type::from(Kind::VirtualService);
     let definition = |versions: &Value| {
         let object =
