@@ -115,10 +115,10 @@ fn stored(inputs: &RemoteInputs<'_>) -> Result<Option<StoredStates>, prometheus:
 
 /// Returns a function that creates the client of a cluster and starts reading it.
 fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>>, rate: Rate) -> Start {
-    let turns = Turns::default();
+    let locks = PluginLocks::default();
     Arc::new(move |start| {
         let (shared, filters) = (shared.clone(), filters.clone());
-        let turn = turns.of(&start.cluster);
+        let lock = locks.of(&start.cluster);
         Box::pin(async move {
             let config = start
                 .kubeconfig
@@ -130,7 +130,7 @@ fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>
             let runtime = Handle::current();
             let connecting = move || runtime.block_on(client::client(&Access::Given(Box::new(config)), rate));
             let client = if has_plugin {
-                in_turn(turn, PLUGIN_TIMEOUT, connecting).await?
+                with_plugin_lock(lock, PLUGIN_TIMEOUT, connecting).await?
             } else {
                 spawn_blocking(connecting).await.map_err(|error| error.to_string())?
             };
@@ -150,21 +150,21 @@ fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>
 
 /// The right to run the credential plugin of a cluster. A plugin that hangs keeps it, so that there is never a second
 /// process.
-type Turn = Arc<tokio::sync::Mutex<()>>;
+type PluginLock = Arc<tokio::sync::Mutex<()>>;
 
-/// The turns of all clusters.
+/// The locks of all clusters.
 #[derive(Default)]
-struct Turns {
+struct PluginLocks {
     /// A lock instead of a message: it is held for a lookup.
-    by_cluster: Mutex<BTreeMap<ClusterId, Turn>>,
+    by_cluster: Mutex<BTreeMap<ClusterId, PluginLock>>,
 }
 
-impl Turns {
-    fn of(&self, cluster: &ClusterId) -> Turn {
-        let mut turns = self.by_cluster.lock().unwrap_or_else(PoisonError::into_inner);
+impl PluginLocks {
+    fn of(&self, cluster: &ClusterId) -> PluginLock {
+        let mut locks = self.by_cluster.lock().unwrap_or_else(PoisonError::into_inner);
         // Others have no plugin that runs or waits.
-        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-        turns.entry(cluster.clone()).or_default().clone()
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        locks.entry(cluster.clone()).or_default().clone()
     }
 }
 
@@ -174,18 +174,18 @@ fn runs_plugin(config: &::kube::Config) -> bool {
     config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some()
 }
 
-/// Does work that blocks, once it has its turn. Both together are limited: the work continues after the limit, and
-/// keeps its turn.
-async fn in_turn<T: Send + 'static>(
-    turn: Turn,
+/// Does work that may run a plugin and blocks, once the lock is free. Both together are limited: the work continues
+/// after the limit, and keeps the lock.
+async fn with_plugin_lock<T: Send + 'static>(
+    lock: PluginLock,
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, String> {
     let working = async {
-        let turn = turn.lock_owned().await;
+        let guard = lock.lock_owned().await;
         let working = spawn_blocking(move || {
             let done = work();
-            drop(turn);
+            drop(guard);
             done
         });
         working.await.map_err(|error| error.to_string())
@@ -308,33 +308,33 @@ mod tests {
 
     #[tokio::test]
     async fn one_plugin_of_a_cluster_runs_at_a_time() {
-        let turns = Turns::default();
+        let locks = PluginLocks::default();
         let (a, b) = (ClusterId::new_static("a"), ClusterId::new_static("b"));
         let (release, hangs) = sync_channel::<()>(1);
-        let hung = in_turn(turns.of(&a), Duration::ZERO, move || hangs.recv().is_ok()).await;
+        let hung = with_plugin_lock(locks.of(&a), Duration::ZERO, move || hangs.recv().is_ok()).await;
         assert_eq!(hung, Err("no answer of the credential plugin within 0ns".to_owned()));
         // A second one does not start, however often it is tried.
         let started = Arc::new(AtomicBool::new(false));
         for _ in 0..2 {
             let second = started.clone();
-            let second = in_turn(turns.of(&a), Duration::ZERO, move || second.store(true, Relaxed)).await;
+            let second = with_plugin_lock(locks.of(&a), Duration::ZERO, move || second.store(true, Relaxed)).await;
             assert!(second.is_err());
         }
-        assert_eq!(in_turn(turns.of(&b), PLUGIN_TIMEOUT, || 1).await, Ok(1));
+        assert_eq!(with_plugin_lock(locks.of(&b), PLUGIN_TIMEOUT, || 1).await, Ok(1));
         release.send(()).expect("a plugin that hangs");
-        assert_eq!(in_turn(turns.of(&a), PLUGIN_TIMEOUT, || 2).await, Ok(2));
+        assert_eq!(with_plugin_lock(locks.of(&a), PLUGIN_TIMEOUT, || 2).await, Ok(2));
         assert!(!started.load(Relaxed));
     }
 
     #[test]
-    fn turns_of_other_clusters_are_forgotten() {
-        let turns = Turns::default();
+    fn locks_of_other_clusters_are_forgotten() {
+        let locks = PluginLocks::default();
         let clusters = ["a", "b", "c"].map(ClusterId::new_static);
-        let kept = turns.of(&clusters[0]);
+        let kept = locks.of(&clusters[0]);
         for cluster in &clusters {
-            drop(turns.of(cluster));
+            drop(locks.of(cluster));
         }
-        assert!(Arc::ptr_eq(&kept, &turns.of(&clusters[0])));
-        assert_eq!(turns.by_cluster.lock().unwrap().len(), 1);
+        assert!(Arc::ptr_eq(&kept, &locks.of(&clusters[0])));
+        assert_eq!(locks.by_cluster.lock().unwrap().len(), 1);
     }
 }

@@ -152,7 +152,7 @@ fn lists(
     };
     let before = identities(original.iter(), merge_key);
     let before = positions(before.iter().map(Option::as_ref));
-    let mut rest = Rest::new(original, &before, merge_key);
+    let mut rest = RemainingElements::new(original, &before, merge_key);
     let mut replaces = false;
     let mut items = Vec::new();
     for (index, item) in patch.into_iter().enumerate() {
@@ -203,7 +203,7 @@ fn lists(
 
 /// The elements of a list that a patch has not named yet. An element is named by the position of the first one of its
 /// identity; several elements may have the same.
-struct Rest {
+struct RemainingElements {
     elements: Vec<Option<Value>>,
     /// For the first element of an identity: the first one that is left.
     left: Vec<Option<usize>>,
@@ -211,7 +211,7 @@ struct Rest {
     next: Vec<Option<usize>>,
 }
 
-impl Rest {
+impl RemainingElements {
     fn new(elements: Vec<Value>, positions: &Positions<'_>, merge_key: Option<&str>) -> Self {
         let (mut left, mut next) = (vec![None; elements.len()], vec![None; elements.len()]);
         for (index, element) in elements.iter().enumerate().rev() {

@@ -20,7 +20,7 @@ use super::{
     groups::{Groups, Parallel, ProxyEvent, Publication},
     lanes::{Lane, Lanes},
     precedence::Precedence,
-    turns::{Connected, Turns},
+    turns::{Connected, NamespaceTurns},
 };
 use crate::{
     api::{Kind, access_review::Subject},
@@ -149,7 +149,7 @@ pub struct PushLoop {
     /// Debounced requests with their arrival times. They wait for the push of all earlier changes.
     waiting: Vec<(Instant, oneshot::Sender<()>)>,
     /// Proxies of namespaces whose first configurations take long.
-    turns: Turns,
+    turns: NamespaceTurns,
     /// Requests of proxies that wait for their turn.
     early_requests: BTreeMap<ConnectionId, Shared<RequestedResources>>,
     precedence: Precedence,
@@ -193,7 +193,7 @@ impl PushHandle {
             tracker: handle.tracker.clone(),
             pending: Lanes::default(),
             waiting: Vec::new(),
-            turns: Turns::default(),
+            turns: NamespaceTurns::default(),
             early_requests: BTreeMap::new(),
             precedence: Precedence::default(),
             is_closed: false,

@@ -28,7 +28,7 @@ pub(super) type Connected = Vec<(ConnectionId, Arc<Proxy>)>;
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Turns {
+pub(super) struct NamespaceTurns {
     slow: BTreeMap<Namespace, Cost>,
     waiting: BTreeMap<Namespace, Connected>,
     /// The time that the namespace of the last turn had used before that turn.
@@ -44,11 +44,12 @@ pub(super) struct Turns {
 struct Cost {
     /// The duration of its last batch.
     last: Duration,
-    /// The time that it has used in turns; at least [`Turns::served`] when it becomes slow, and when it begins to wait.
+    /// The time that it has used in turns; at least [`NamespaceTurns::served`] when it becomes slow, and when it begins
+    /// to wait.
     used: Duration,
 }
 
-impl Turns {
+impl NamespaceTurns {
     /// Takes the proxies of slow namespaces out of a batch. They wait for their turn, except clients that are served on
     /// demand: their requests must follow them.
     pub(super) fn defer(&mut self, connected: &mut Connected) {
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn r21_slow_namespaces_wait_for_others() {
-        let mut turns = Turns::default();
+        let mut turns = NamespaceTurns::default();
         turns.record(set(&["a", "b", "c"]), 2 * SLOW);
         let mut batch = connected(&["a", "x", "b", "a", "c"]);
         turns.defer(&mut batch);
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn r21_slow_namespaces_do_not_wait_for_what_they_used_before() {
-        let mut turns = Turns::default();
+        let mut turns = NamespaceTurns::default();
         turns.record(set(&["idle", "old"]), SLOW);
         for _ in 0..100 {
             turns.defer(&mut connected(&["old"]));
@@ -208,7 +209,7 @@ mod tests {
 
     #[test]
     fn r21_turns_are_counted_if_no_more_namespaces_are_remembered() {
-        let mut turns = Turns::default();
+        let mut turns = NamespaceTurns::default();
         for number in 0..MAX_SLOW {
             turns.record(set(&[format!("n{number}").as_str()]), SLOW);
         }
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn r21_expensive_requests_do_not_keep_slow_namespaces_waiting() {
-        let mut turns = Turns::default();
+        let mut turns = NamespaceTurns::default();
         turns.record(set(&["a"]), 2 * SLOW);
         turns.defer(&mut connected(&["a"]));
         assert!(turns.is_waiting() && !turns.is_due());

@@ -30,7 +30,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::turns::{MAX_FOLLOWED, Rank, Turns};
+use self::turns::{MAX_FOLLOWED, ObjectTurns, Rank};
 use super::{
     leader::{Election, Lock},
     object_status::{Observed, ServedKinds, Statuses, Writer},
@@ -225,7 +225,7 @@ struct Conditions {
     last: BTreeMap<StatusKey, Instant>,
     /// Objects whose final answer was no success.
     failed: BTreeSet<StatusKey>,
-    turns: Turns,
+    turns: ObjectTurns,
     running: FuturesUnordered<BoxFuture<'static, (StatusKey, u64)>>,
     sender: mpsc::Sender<News>,
     news: mpsc::Receiver<News>,
@@ -241,7 +241,7 @@ impl Conditions {
             progress: BTreeMap::new(),
             last: BTreeMap::new(),
             failed: BTreeSet::new(),
-            turns: Turns::new(Instant::now()),
+            turns: ObjectTurns::new(Instant::now()),
             running: FuturesUnordered::new(),
             sender,
             news,

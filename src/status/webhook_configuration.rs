@@ -6,14 +6,14 @@
 //!
 //! Replicas may have different roots: one that has restarted does not know the earlier roots that others still trust.
 //! So a replica leaves a bundle that contains all its roots, and replaces it by exactly these only when they change.
-//! Replicas that still revert each other's writes rest longer and longer in between.
+//! Replicas that still revert each other's writes back off longer and longer in between.
 //!
 //! Parity (pkg/webhooks/webhookpatch.go, pkg/webhooks/validation/controller/controller.go): every replica writes, not a
 //! leader, and retries without end.
 
+mod backoff;
 mod metrics;
 mod plan;
-mod rest;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,8 +27,8 @@ use tokio::{
 
 pub use self::metrics::Metrics;
 use self::{
+    backoff::WriteBackoff,
     plan::{Bundle, FailurePolicy, NoWebhook},
-    rest::Rests,
 };
 use super::{
     store::{Store, WriteError},
@@ -142,7 +142,7 @@ async fn keep(inputs: Inputs, kind: Kind, namespace: Option<SmolStr>) {
         probe,
         configurations: BTreeMap::new(),
         bundle: None,
-        rests: Rests::default(),
+        backoff: WriteBackoff::default(),
         failures: 0,
     };
     tokio::select! {
@@ -169,7 +169,7 @@ struct Reconciler {
     /// The bundle of the last round.
     bundle: Option<Bundle>,
     /// After writes of this bundle and policy.
-    rests: Rests,
+    backoff: WriteBackoff,
     /// Failed rounds since the last success.
     failures: u32,
 }
@@ -201,7 +201,7 @@ impl Reconciler {
             }
             WatchEvent::Deleted((name, _)) => {
                 self.configurations.remove(&name);
-                self.rests.remove(&name);
+                self.backoff.remove(&name);
             }
         }
     }
@@ -217,16 +217,16 @@ impl Reconciler {
             return None;
         };
         if self.bundle.as_ref().is_none_or(|known| known.text != bundle.text) {
-            self.rests.clear();
+            self.backoff.clear();
             bundle.is_exact = self.bundle.is_some();
             self.bundle = Some(bundle);
         }
-        let (mut is_done, mut resting) = self.write_all().await;
+        let (mut is_done, mut deferred) = self.write_all().await;
         if let Some(bundle) = self.bundle.as_mut().filter(|_| is_done) {
             bundle.is_exact = false;
         }
         let must_prove = self.policy == FailurePolicy::Unproved && !self.configurations.is_empty();
-        if is_done && resting.is_none() && must_prove {
+        if is_done && deferred.is_none() && must_prove {
             let is_proved = match &self.probe {
                 Some(probe) => probe.is_refused().await,
                 None => false,
@@ -234,26 +234,26 @@ impl Reconciler {
             if is_proved {
                 tracing::info!("validation webhook works, failure policy is raised to Fail");
                 self.policy = FailurePolicy::Fail;
-                self.rests.clear();
-                (is_done, resting) = self.write_all().await;
+                self.backoff.clear();
+                (is_done, deferred) = self.write_all().await;
             } else {
                 is_done = false;
             }
         }
         if is_done {
             self.failures = 0;
-            return resting;
+            return deferred;
         }
         self.failures = self.failures.saturating_add(1);
         let retry = Instant::now() + self.kind.retry_delay(self.failures);
-        Some(resting.map_or(retry, |resting| resting.min(retry)))
+        Some(deferred.map_or(retry, |deferred| deferred.min(retry)))
     }
 
-    /// Returns false if a write failed, and the end of the first rest that has put off a write.
+    /// Returns false if a write failed, and the time of the first write that the backoff has put off.
     async fn write_all(&mut self) -> (bool, Option<Instant>) {
-        let (mut is_done, mut resting) = (true, None);
+        let (mut is_done, mut deferred) = (true, None);
         let Some(bundle) = &self.bundle else {
-            return (is_done, resting);
+            return (is_done, deferred);
         };
         let policy = self.policy;
         let of = |(name, found): (&SmolStr, &Value)| (name.clone(), plan::patched(found, bundle, policy));
@@ -261,8 +261,8 @@ impl Reconciler {
         for (name, patched) in planned {
             match patched {
                 Ok(None) => {}
-                Ok(Some(new)) => match self.rests.end(&name, Instant::now()) {
-                    Some(end) => resting = Some(resting.map_or(end, |first: Instant| first.min(end))),
+                Ok(Some(new)) => match self.backoff.end(&name, Instant::now()) {
+                    Some(end) => deferred = Some(deferred.map_or(end, |first: Instant| first.min(end))),
                     None => is_done &= self.write(name, new).await,
                 },
                 Err(NoWebhook) => {
@@ -271,7 +271,7 @@ impl Reconciler {
                 }
             }
         }
-        (is_done, resting)
+        (is_done, deferred)
     }
 
     async fn write(&mut self, name: SmolStr, mut new: Value) -> bool {
@@ -283,7 +283,7 @@ impl Reconciler {
             Ok(written) => {
                 tracing::info!(kind = self.kind.name(), %name, "CA bundle of webhook configuration written");
                 self.metrics.written(self.kind);
-                self.rests.begin(name.clone(), Instant::now());
+                self.backoff.begin(name.clone(), Instant::now());
                 self.configurations.insert(name, written);
                 true
             }
@@ -376,7 +376,7 @@ mod tests {
             probe: None,
             configurations: BTreeMap::new(),
             bundle: None,
-            rests: Rests::default(),
+            backoff: WriteBackoff::default(),
             failures: 0,
         }
     }
@@ -410,11 +410,11 @@ mod tests {
         // A bundle without the own roots is replaced, but not at once.
         revert(&api, &mut reconciler, &["AAAA"]);
         reconciler
-            .rests
+            .backoff
             .begin("x".into(), Instant::now() + Duration::from_hours(1));
         assert!(reconciler.reconcile().await.is_some());
         assert_eq!(present(), bundle(&["AAAA"]));
-        reconciler.rests.clear();
+        reconciler.backoff.clear();
         assert_eq!(reconciler.reconcile().await, None);
         assert_eq!(present(), bundle(&["AAAB"]));
     }

@@ -35,12 +35,12 @@ const LARGE_BYTES: usize = 256 << 10;
 #[derive(Clone)]
 pub struct Bodies {
     budget: Arc<Semaphore>,
-    turns: Arc<Turns>,
+    slots: Arc<ProcessingSlots>,
     limiter: PreAuthLimiter,
 }
 
-/// Turns of processing.
-struct Turns {
+/// Slots of processing.
+struct ProcessingSlots {
     /// For large bodies, one at a time.
     large: Semaphore,
     /// For other bodies, by the address of the client, and for all of them together.
@@ -52,7 +52,7 @@ struct Turns {
 pub struct Body {
     bytes: Bytes,
     address: Option<IpAddr>,
-    turns: Arc<Turns>,
+    slots: Arc<ProcessingSlots>,
     _held: Vec<OwnedSemaphorePermit>,
 }
 
@@ -98,14 +98,14 @@ impl Bodies {
 
     /// The clients of one address use as many threads as there are processors, so one is left for others.
     fn with(limiter: PreAuthLimiter, processors: usize) -> Self {
-        let turns = Turns {
+        let slots = ProcessingSlots {
             large: Semaphore::new(1),
             of_addresses: Shares::new(processors),
             all: Semaphore::new(processors + 1),
         };
         Self {
             budget: Arc::new(Semaphore::new(BUDGET)),
-            turns: Arc::new(turns),
+            slots: Arc::new(slots),
             limiter,
         }
     }
@@ -149,7 +149,7 @@ impl Bodies {
         Ok(Body {
             bytes: bytes.into(),
             address,
-            turns: self.turns.clone(),
+            slots: self.slots.clone(),
             _held: held,
         })
     }
@@ -171,19 +171,19 @@ impl Bodies {
 impl Body {
     /// Runs a function of the body when it is its turn, aside from the threads of other tasks.
     pub async fn process<R>(self, work: impl FnOnce(&[u8]) -> R) -> R {
-        let Turns {
+        let ProcessingSlots {
             large,
             of_addresses,
             all,
-        } = &*self.turns;
+        } = &*self.slots;
         let is_large = self.bytes.len() > LARGE_BYTES;
         let _share = if is_large {
             None
         } else {
             Some(of_addresses.acquire(self.address).await)
         };
-        let turns = if is_large { large } else { all };
-        let _turn = turns.acquire().await.expect("because the semaphore is never closed");
+        let slots = if is_large { large } else { all };
+        let _slot = slots.acquire().await.expect("because the semaphore is never closed");
         task::aside(|| work(&self.bytes))
     }
 }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn r20_clients_of_one_address_leave_a_turn_for_others() {
+    async fn r20_clients_of_one_address_leave_a_slot_for_others() {
         let bodies = Bodies::with(PreAuthLimiter::new(1), 1);
         let body = async |last: u8| {
             let request = Request::builder()
@@ -235,12 +235,12 @@ mod tests {
             bodies.read(request).await.expect("a body")
         };
         let (first, second, other) = (body(1).await, body(1).await, body(2).await);
-        let share = bodies.turns.of_addresses.acquire(first.address).await;
-        let turn = bodies.turns.all.acquire().await.expect("an open semaphore");
+        let share = bodies.slots.of_addresses.acquire(first.address).await;
+        let slot = bodies.slots.all.acquire().await.expect("an open semaphore");
         let mut waiting = std::pin::pin!(second.process(<[u8]>::len));
         assert!(futures::poll!(waiting.as_mut()).is_pending());
         assert_eq!(other.process(<[u8]>::len).await, 2);
-        drop((share, turn));
+        drop((share, slot));
         assert_eq!(waiting.await, 2);
     }
 

@@ -37,19 +37,19 @@ pub enum ListPieces {
 
 /// One piece for each service of a scope, from the beginning of the list.
 pub struct ClusterPieces {
-    places: Places,
+    ranges: ServiceRanges,
     reads: PieceReads,
 }
 
-/// The places of the services of a scope in a list.
+/// The ranges of the services of a scope in a list.
 #[derive(Clone, Debug, PartialEq)]
-struct Places {
+struct ServiceRanges {
     scope: Shared<SidecarScope>,
     /// The end of each service among the resources.
     ends: Vec<usize>,
 }
 
-impl Places {
+impl ServiceRanges {
     fn begin(scope: Shared<SidecarScope>) -> Self {
         Self {
             ends: Vec::with_capacity(scope.services.len()),
@@ -57,7 +57,7 @@ impl Places {
         }
     }
 
-    /// Returns the resources of the service at a position, in a list with these places, and those after it.
+    /// Returns the resources of the service at a position, in a list with these ranges, and those after it.
     fn resources<'l>(
         &self,
         list: &'l [ListedResource],
@@ -109,18 +109,18 @@ pub enum CommonList {
 #[derive(Debug, PartialEq)]
 pub struct CommonClusters {
     resources: List,
-    places: Places,
+    ranges: ServiceRanges,
 }
 
 impl CommonList {
     /// Returns the clusters of a list, with its pieces; `None` if it was not listed in pieces.
     pub(super) fn of_clusters(list: PartList) -> Option<(Self, Option<ListPieces>)> {
-        let places = match list.pieces.as_ref()? {
-            ListPieces::Clusters(pieces) => pieces.places.clone(),
+        let ranges = match list.pieces.as_ref()? {
+            ListPieces::Clusters(pieces) => pieces.ranges.clone(),
             ListPieces::Routes(_) => return None,
         };
         let resources = List::new(list.resources);
-        Some((Self::Clusters(CommonClusters { resources, places }), list.pieces))
+        Some((Self::Clusters(CommonClusters { resources, ranges }), list.pieces))
     }
 
     /// Returns the route configurations; `None` for a list of clusters.
@@ -134,7 +134,7 @@ impl CommonList {
     /// Returns true for clusters of the services that a scope shows.
     fn has_services_of(&self, scope: &SidecarScope) -> bool {
         match self {
-            Self::Clusters(clusters) => clusters.places.scope.shows_same(scope),
+            Self::Clusters(clusters) => clusters.ranges.scope.shows_same(scope),
             Self::Routes(_) => false,
         }
     }
@@ -151,9 +151,9 @@ impl CommonList {
     #[must_use]
     pub fn shared(self, share: impl FnOnce(List) -> List) -> Self {
         match self {
-            Self::Clusters(CommonClusters { resources, places }) => Self::Clusters(CommonClusters {
+            Self::Clusters(CommonClusters { resources, ranges }) => Self::Clusters(CommonClusters {
                 resources: share(resources),
-                places,
+                ranges,
             }),
             routes @ Self::Routes(_) => routes,
         }
@@ -278,7 +278,7 @@ impl<'a> Lister<'a> {
     /// Returns the pieces of the last list, with the position of a service among them if the scope shows it as before.
     fn last_piece(&mut self, scope: &SidecarScope, position: usize) -> Option<(&'a ClusterPieces, usize)> {
         let last = self.last_clusters?;
-        let before = &last.places.scope;
+        let before = &last.ranges.scope;
         let service = &scope.services[position];
         let rest = before.services.get(self.next..)?;
         let at = self.next + rest.iter().take(WINDOW).position(|known| known == service)?;
@@ -302,8 +302,8 @@ impl ClusterList for Lister<'_> {
         // It is read after the beginning of the pieces, which do not depend on it.
         self.common_clusters = self.common(ctx).filter(|common| common.has_services_of(&scope));
         if self.common_clusters.is_none() {
-            let places = Places::begin(scope.clone());
-            self.clusters = Some(ClusterPieces { places, reads });
+            let ranges = ServiceRanges::begin(scope.clone());
+            self.clusters = Some(ClusterPieces { ranges, reads });
         }
         scope
     }
@@ -316,7 +316,7 @@ impl ClusterList for Lister<'_> {
         list: impl FnOnce(&BuildContext, &mut Vec<ClusterResource>),
     ) {
         if let Some(CommonList::Clusters(common)) = self.common_clusters.as_deref() {
-            let (known, _) = common.places.resources(&common.resources, position);
+            let (known, _) = common.ranges.resources(&common.resources, position);
             if is_common {
                 self.list.resources.extend_from_slice(known);
                 return;
@@ -331,11 +331,11 @@ impl ClusterList for Lister<'_> {
             return;
         }
         let mut pieces = self.clusters.take().expect("because the services have begun");
-        let last = self.last_piece(&pieces.places.scope, position);
+        let last = self.last_piece(&pieces.ranges.scope, position);
         let resources = &mut self.list.resources;
         let reused = last.filter(|(last, at)| pieces.reads.reuse(ctx.cx, &last.reads, *at, self.last.changes));
         if let Some((last, at)) = reused {
-            let (known, rest) = last.places.resources(self.last.resources, at);
+            let (known, rest) = last.ranges.resources(self.last.resources, at);
             resources.extend_from_slice(known);
             self.known.rest = rest;
         } else {
@@ -346,7 +346,7 @@ impl ClusterList for Lister<'_> {
             let listed = listed.into_iter().map(of_cluster);
             resources.extend(listed.map(|resource| self.known.listed(resource)));
         }
-        pieces.places.ends.push(self.list.resources.len());
+        pieces.ranges.ends.push(self.list.resources.len());
         self.clusters = Some(pieces);
     }
 }

@@ -6,7 +6,7 @@ use smol_str::SmolStr;
 
 use super::{
     PARENTS_ANNOTATION, converted_meta,
-    route::{AttachedRoute, Contribution, ConvertedName, RouteKey, Rules, sort_http},
+    route::{AttachedRoute, AttachedRouteKey, Contribution, ConvertedName, Rules, sort_http},
 };
 use crate::{
     api::{Config, Kind},
@@ -122,7 +122,7 @@ fn merged_name(object: &ObjectKey) -> ConvertedName {
 }
 
 /// A route with one of its contributions.
-type Source<'a> = (&'a RouteKey, &'a AttachedRoute, &'a Contribution);
+type Source<'a> = (&'a AttachedRouteKey, &'a AttachedRoute, &'a Contribution);
 
 /// Returns the contributions to a VirtualService, oldest route first.
 fn sources<'a>(cx: &Cx, mesh: &'a MeshSnapshot, name: &ConvertedName) -> Vec<Source<'a>> {
@@ -151,7 +151,7 @@ fn compared(name: &str) -> impl Iterator<Item = u8> {
     name.bytes().chain(std::iter::once(b'~'))
 }
 
-fn parent_text(key: &RouteKey) -> String {
+fn parent_text(key: &AttachedRouteKey) -> String {
     let (namespace, name) = (&key.object.namespace, &key.object.name);
     format!("{}/{name}.{namespace}", key.kind.name())
 }

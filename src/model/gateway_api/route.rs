@@ -24,7 +24,7 @@ use crate::{
 
 /// Key of an [`AttachedRoute`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RouteKey {
+pub struct AttachedRouteKey {
     /// Kind of the route.
     pub kind: Kind,
     /// The object.
@@ -101,8 +101,8 @@ impl AttachedRoute {
 }
 
 /// Returns the changed routes.
-pub fn candidates(inputs: &InputWriters) -> Vec<RouteKey> {
-    let key = |kind, object: &ObjectKey| RouteKey {
+pub fn candidates(inputs: &InputWriters) -> Vec<AttachedRouteKey> {
+    let key = |kind, object: &ObjectKey| AttachedRouteKey {
         kind,
         object: object.clone(),
     };
@@ -118,17 +118,17 @@ pub fn candidates(inputs: &InputWriters) -> Vec<RouteKey> {
 }
 
 /// Emits the VirtualServices that a route contributes to.
-pub fn converted_names(_: &RouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(ConvertedName)) {
+pub fn converted_names(_: &AttachedRouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(ConvertedName)) {
     row.contributions.iter().for_each(|one| emit(one.name.clone()));
 }
 
 /// Emits the InferencePools that a route refers to.
-pub fn pools(_: &RouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(ObjectKey)) {
+pub fn pools(_: &AttachedRouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(ObjectKey)) {
     row.pools.iter().for_each(|pool| emit(pool.clone()));
 }
 
 /// Derives a route with its parents.
-pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<AttachedRoute> {
     if !is_converted(mesh, &key.object) {
         return None;
     }
@@ -141,7 +141,7 @@ pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<Attached
     }
 }
 
-fn http_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+fn http_route(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<AttachedRoute> {
     let route = mesh.http_routes.get(cx, &key.object)?;
     let (spec, meta) = (&route.spec, &route.meta);
     let conversion = Conversion { cx, mesh, key, meta };
@@ -158,7 +158,7 @@ fn http_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRo
     })
 }
 
-fn grpc_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+fn grpc_route(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<AttachedRoute> {
     let route = mesh.grpc_routes.get(cx, &key.object)?;
     let (spec, meta) = (&route.spec, &route.meta);
     let conversion = Conversion { cx, mesh, key, meta };
@@ -172,7 +172,7 @@ fn grpc_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRo
     Some(converted)
 }
 
-fn tls_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+fn tls_route(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<AttachedRoute> {
     let route = mesh.tls_routes.get(cx, &key.object)?;
     let (spec, meta) = (&route.spec, &route.meta);
     let hosts = written_hosts(&spec.hostnames);
@@ -194,7 +194,7 @@ fn tls_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRou
     Some(conversion.attached(converted, |parent, rules| tls_contributions(parent, rules, &hosts)))
 }
 
-fn tcp_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+fn tcp_route(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<AttachedRoute> {
     let route = mesh.tcp_routes.get(cx, &key.object)?;
     let (spec, meta) = (&route.spec, &route.meta);
     let conversion = Conversion { cx, mesh, key, meta };
@@ -224,7 +224,7 @@ struct BothSides<T> {
 struct Conversion<'a> {
     cx: &'a Cx,
     mesh: &'a MeshSnapshot,
-    key: &'a RouteKey,
+    key: &'a AttachedRouteKey,
     meta: &'a Shared<Meta>,
 }
 

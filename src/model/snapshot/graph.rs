@@ -33,7 +33,7 @@ use crate::model::{
         self,
         listener::{ListenerOwner, Listeners, conflict::Conflicts, key_pair},
         policy::{Backend, BackendPolicies, OldestTlsPolicies, PolicyKey, TlsTarget},
-        route::{AttachedRoute, ConvertedName, RouteKey},
+        route::{AttachedRoute, AttachedRouteKey, ConvertedName},
         used_pool::UsedPool,
     },
     ingress::{self, ServedIngress},
@@ -529,13 +529,14 @@ graph! {
         from (with |graph, _, _| graph.listeners_by_gateway.changed().iter().cloned().collect()) =
             gateway_api::listener::selector;
     /// Routes of the Gateway API with their parents.
-    table attached_routes (RouteKey, AttachedRoute)
+    table attached_routes (AttachedRouteKey, AttachedRoute)
         from (with |_, inputs, _| gateway_api::route::candidates(inputs)) = gateway_api::route::attached;
     /// Routes by the VirtualServices that they are merged into.
-    index routes_by_virtual_service (ConvertedName, RouteKey, AttachedRoute)
+    index routes_by_virtual_service (ConvertedName, AttachedRouteKey, AttachedRoute)
         from (attached_routes) = gateway_api::route::converted_names;
     /// Routes by the InferencePools that they refer to.
-    index routes_by_pool (ObjectKey, RouteKey, AttachedRoute) from (attached_routes) = gateway_api::route::pools;
+    index routes_by_pool (ObjectKey, AttachedRouteKey, AttachedRoute)
+        from (attached_routes) = gateway_api::route::pools;
     /// InferencePools that routes use.
     table used_pools (ObjectKey, UsedPool) from (inputs.inference_pools) = gateway_api::used_pool::used;
     /// The same by the Gateways of the routes.

@@ -69,10 +69,10 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
         let size = super::delegate_key(key, route).and_then(|key| sizes.get(&key));
         size.map_or(0, |size| size.below(route))
     };
-    let places = Places::of(cx, mesh, raw, &spec);
+    let offered = OfferedHosts::of(cx, mesh, raw, &spec);
     let limit = Limits::of(mesh, Kind::VirtualService).object;
     let collapses = mesh.installation.features.pilot_enable_route_collapse_optimization;
-    let output = |entries| places.output(&spec.hosts, entries, collapses, limit);
+    let output = |entries| offered.output(&spec.hosts, entries, collapses, limit);
     let http = units::sum(object.http().map(|route| of_route(route, delegated)));
     let whole = output(Entries::of(http, &raw.spec));
     if whole.declared <= SMALL {
@@ -185,26 +185,26 @@ fn of_route(route: &HttpRoute, delegated: impl Fn(&HttpRoute) -> u64) -> u64 {
     }
 }
 
-/// The places where a VirtualService applies.
-struct Places {
-    /// True if it applies to sidecars.
+/// The hosts of the sidecars and Gateways that a VirtualService names, as far as its namespace may use them.
+struct OfferedHosts {
+    /// True if it names sidecars, where all hosts are offered.
     mesh: bool,
     /// The number of servers of its Gateways.
     servers: usize,
     /// The number of hosts of these that its namespace may use.
-    offered: usize,
+    count: usize,
     /// The same hosts: the server, and the position among its hosts.
     by_host: HostsByEnd<Vec<(usize, usize)>>,
 }
 
-/// The routes of a VirtualService in all places together.
+/// The routes of a VirtualService in sidecars and all servers together.
 struct Output {
     declared: u64,
     applied: u64,
     kept: usize,
 }
 
-impl Places {
+impl OfferedHosts {
     fn of(
         cx: &Cx,
         mesh: &MeshSnapshot,
@@ -219,28 +219,28 @@ impl Places {
             mesh.declared_gateways.get(cx, &key)
         });
         let servers = gateways.flat_map(|gateway| gateway.servers.iter().flatten());
-        let mut places = Self {
+        let mut result = Self {
             mesh: spec.gateways.is_empty() || spec.gateways.iter().any(|gateway| gateway == MESH_GATEWAY),
             servers: 0,
-            offered: 0,
+            count: 0,
             by_host: HostsByEnd::default(),
         };
         for server in servers {
             let offered = server.hosts_for(cx, mesh, raw.meta.namespace());
-            places.offered += offered.len();
+            result.count += offered.len();
             for (position, name) in offered.into_iter().enumerate() {
-                places.by_host.add(name, (places.servers, position));
+                result.by_host.add(name, (result.servers, position));
             }
-            places.servers += 1;
+            result.servers += 1;
         }
-        places
+        result
     }
 
     /// Counts the routes of each host in order, at least until they exceed the limit. With collapsed routes, hosts of a
     /// server share them.
     fn output(&self, hosts: &[String], entries: Entries, collapses: bool, limit: u64) -> Output {
-        if hosts.len().saturating_mul(self.offered) > MAX_COMPARISONS {
-            let declared = (hosts.len() as u64).saturating_mul(self.offered as u64);
+        if hosts.len().saturating_mul(self.count) > MAX_COMPARISONS {
+            let declared = (hosts.len() as u64).saturating_mul(self.count as u64);
             return Output {
                 declared: declared.saturating_mul(entries.http + entries.streams()).max(limit),
                 applied: 0,
@@ -406,18 +406,18 @@ mod tests {
 
     #[test]
     fn r21_output_is_not_counted_far_beyond_the_limit() {
-        let mut places = Places {
+        let mut offered = OfferedHosts {
             mesh: false,
             servers: 1,
-            offered: 2_000,
+            count: 2_000,
             by_host: HostsByEnd::default(),
         };
-        for position in 0..places.offered {
-            places.by_host.add(&format!("h{position}.example.com"), (0, position));
+        for position in 0..offered.count {
+            offered.by_host.add(&format!("h{position}.example.com"), (0, position));
         }
         let entries = Entries::of_requests(1);
         let output = |hosts: usize, limit| {
-            let output = places.output(&vec!["*.example.com".to_owned(); hosts], entries, false, limit);
+            let output = offered.output(&vec!["*.example.com".to_owned(); hosts], entries, false, limit);
             (output.declared, output.applied, output.kept)
         };
         assert_eq!(output(200, u64::MAX), (400_000, 400_000, 200));

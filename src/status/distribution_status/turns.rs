@@ -53,7 +53,7 @@ pub(super) struct Turn {
 }
 
 /// See the module documentation.
-pub(super) struct Turns {
+pub(super) struct ObjectTurns {
     started: Instant,
     /// The last number that was given to an object.
     last: u64,
@@ -65,7 +65,7 @@ pub(super) struct Turns {
     computed: Option<(Instant, Duration)>,
 }
 
-impl Turns {
+impl ObjectTurns {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             started: now,
@@ -194,19 +194,19 @@ mod tests {
     }
 
     /// Returns the turns of a leader since a time at which all proxies have connected.
-    fn turns() -> (Turns, Instant) {
+    fn turns() -> (ObjectTurns, Instant) {
         let now = Instant::now();
-        (Turns::new(now), now + CONNECT_TIME)
+        (ObjectTurns::new(now), now + CONNECT_TIME)
     }
 
     /// Begins the next turn, and returns the name of its object and its number.
-    fn begin(turns: &mut Turns, now: Instant) -> Option<(String, u64)> {
+    fn begin(turns: &mut ObjectTurns, now: Instant) -> Option<(String, u64)> {
         let (key, turn) = turns.begin(now)?;
         Some((key.object.name.to_string(), turn.number))
     }
 
     /// Follows the next object until it has a report. Returns its name and the end of the rest that follows.
-    fn pass(turns: &mut Turns, now: Instant) -> Option<(String, Instant)> {
+    fn pass(turns: &mut ObjectTurns, now: Instant) -> Option<(String, Instant)> {
         let (name, number) = begin(turns, now)?;
         turns.report(&key(&name), number, now + TOOK, true)?;
         Some((name, now + TOOK))
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn other_objects_wait_until_proxies_have_connected() {
         let now = Instant::now();
-        let mut turns = Turns::new(now);
+        let mut turns = ObjectTurns::new(now);
         turns.queue(&key("a"), Rank::Other);
         assert_eq!(begin(&mut turns, now), None);
         assert_eq!(turns.next_time(), Some(now + CONNECT_TIME));

@@ -9,7 +9,7 @@ use crate::{
     model::{
         Change, Installation, World,
         fixture::{self, CLUSTER},
-        gateway_api::route::RouteKey,
+        gateway_api::route::AttachedRouteKey,
     },
 };
 
@@ -47,7 +47,7 @@ fn offered(mesh: &MeshSnapshot) -> (Vec<String>, Option<&'static str>) {
         .expect("the listener is converted");
     let server = gateway.servers[0].as_ref().expect("the server has a port");
     let hosts = server.hosts_for(&cx, mesh, "app").into_iter().map(str::to_owned);
-    let route = RouteKey {
+    let route = AttachedRouteKey {
         kind: Kind::HttpRoute,
         object: fixture::key("app/x"),
     };
@@ -136,7 +136,7 @@ fn a_reference_to_a_section_has_one_parent() {
             "spec": {"parentRefs": [parent], "hostnames": ["a.test", "b.test"],
                 "rules": [{"backendRefs": [{"name": "web", "port": 80}]}]}});
         put(world, &[gateway, route]);
-        let key = RouteKey {
+        let key = AttachedRouteKey {
             kind: Kind::HttpRoute,
             object: fixture::key("gw/x"),
         };

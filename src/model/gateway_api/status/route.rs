@@ -19,7 +19,7 @@ use crate::{
             listener::ListenerOwner,
             parent::{Parent, Target, reason, sort_text},
             policy::TargetKey,
-            route::{AttachedRoute, RouteKey},
+            route::{AttachedRoute, AttachedRouteKey},
         },
         waypoint,
     },
@@ -29,7 +29,7 @@ use crate::{
 const RESOLVED_WAYPOINTS: &str = "ResolvedWaypoints";
 
 /// Returns the status of a route; `None` if it is another revision's.
-pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &RouteKey) -> Option<Status> {
+pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &AttachedRouteKey) -> Option<Status> {
     let route = mesh.attached_routes.get(cx, key)?;
     if !is_own(cx, mesh, revisions, &route.meta) {
         return None;
@@ -63,7 +63,7 @@ pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &
 fn conditions(
     cx: &Cx,
     mesh: &MeshSnapshot,
-    key: &RouteKey,
+    key: &AttachedRouteKey,
     route: &AttachedRoute,
     parents: &[Parent],
 ) -> Vec<Condition> {
@@ -172,7 +172,7 @@ impl Attachment {
 }
 
 /// Derives what other statuses need to know of a route.
-pub(super) fn attachment(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<Attachment> {
+pub(super) fn attachment(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<Attachment> {
     let route = mesh.attached_routes.get(cx, key)?;
     let (mut listeners, mut gateways) = (BTreeSet::new(), BTreeSet::new());
     for parent in &route.parents {
@@ -193,7 +193,7 @@ pub(super) fn attachment(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option
     })
 }
 
-fn backends(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> BTreeSet<TargetKey> {
+fn backends(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> BTreeSet<TargetKey> {
     let own = &key.object.namespace;
     let target = |backend: &BackendReference| {
         let kind = match (backend.group.as_deref(), backend.kind.as_deref()) {
@@ -234,7 +234,7 @@ fn backends(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> BTreeSet<TargetKey>
 }
 
 /// Emits the objects with listeners that a route is attached to.
-pub(super) fn owners(_: &RouteKey, row: &Attachment, emit: &mut dyn FnMut(ListenerOwner)) {
+pub(super) fn owners(_: &AttachedRouteKey, row: &Attachment, emit: &mut dyn FnMut(ListenerOwner)) {
     let owners: BTreeSet<&ListenerOwner> = row.listeners.iter().map(|(owner, _)| owner).collect();
     for owner in owners {
         emit(owner.clone());
@@ -242,6 +242,6 @@ pub(super) fn owners(_: &RouteKey, row: &Attachment, emit: &mut dyn FnMut(Listen
 }
 
 /// Emits the objects that a route's rules refer to.
-pub(super) fn targets(_: &RouteKey, row: &Attachment, emit: &mut dyn FnMut(TargetKey)) {
+pub(super) fn targets(_: &AttachedRouteKey, row: &Attachment, emit: &mut dyn FnMut(TargetKey)) {
     row.backends.iter().for_each(|target| emit(target.clone()));
 }

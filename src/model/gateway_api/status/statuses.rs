@@ -19,7 +19,7 @@ use crate::{
     base::{ObjectKey, Shared},
     model::{
         MeshSnapshot,
-        gateway_api::{listener::ListenerOwner, policy::TargetKey, route::RouteKey},
+        gateway_api::{listener::ListenerOwner, policy::TargetKey, route::AttachedRouteKey},
     },
     table::{Cx, Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction},
 };
@@ -58,9 +58,9 @@ pub type Written = (StatusKey, Option<Value>);
 pub struct Statuses {
     mesh: Option<Arc<MeshSnapshot>>,
     revisions: Revisions,
-    attachments: Derived<RouteKey, Attachment>,
-    by_owner: IndexWriter<ListenerOwner, RouteKey, Attachment>,
-    by_target: IndexWriter<TargetKey, RouteKey, Attachment>,
+    attachments: Derived<AttachedRouteKey, Attachment>,
+    by_owner: IndexWriter<ListenerOwner, AttachedRouteKey, Attachment>,
+    by_target: IndexWriter<TargetKey, AttachedRouteKey, Attachment>,
     sets: Derived<ObjectKey, AttachedSet>,
     sets_by_gateway: IndexWriter<ObjectKey, ObjectKey, AttachedSet>,
     written: TableWriter<StatusKey, Value>,
@@ -194,7 +194,9 @@ fn exists(mesh: &MeshSnapshot, key: &StatusKey) -> bool {
         Kind::InferencePool => mesh.inference_pools.get(&cx, object).is_some(),
         kind => {
             let object = object.clone();
-            mesh.attached_routes.get(&cx, &RouteKey { kind, object }).is_some()
+            mesh.attached_routes
+                .get(&cx, &AttachedRouteKey { kind, object })
+                .is_some()
         }
     }
 }
@@ -210,15 +212,15 @@ fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, attached: &Attach
         Kind::InferencePool => pool::status(cx, mesh, revisions, attached, object),
         kind => {
             let object = object.clone();
-            route::status(cx, mesh, revisions, &RouteKey { kind, object })
+            route::status(cx, mesh, revisions, &AttachedRouteKey { kind, object })
         }
     }
 }
 
 /// Facts of other objects that statuses of Gateways, policies and pools depend on.
 pub(super) struct Attached<'a> {
-    by_owner: &'a Index<ListenerOwner, RouteKey, Attachment>,
-    by_target: &'a Index<TargetKey, RouteKey, Attachment>,
+    by_owner: &'a Index<ListenerOwner, AttachedRouteKey, Attachment>,
+    by_target: &'a Index<TargetKey, AttachedRouteKey, Attachment>,
     sets_by_gateway: &'a Index<ObjectKey, ObjectKey, AttachedSet>,
     written: &'a Table<StatusKey, Value>,
 }
@@ -241,7 +243,7 @@ impl Attached<'_> {
     }
 
     /// Returns the routes that refer to an object.
-    pub(super) fn routes_of(&self, cx: &Cx, target: &TargetKey) -> impl Iterator<Item = &RouteKey> {
+    pub(super) fn routes_of(&self, cx: &Cx, target: &TargetKey) -> impl Iterator<Item = &AttachedRouteKey> {
         self.by_target.get(cx, target).map(|(route, _)| route)
     }
 

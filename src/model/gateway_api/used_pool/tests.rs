@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     api::{document, gateway_api::inference::GROUP},
     base::{ClusterId, Shared},
-    model::{Change, Installation, World, features::Features, gateway_api::route::RouteKey},
+    model::{Change, Installation, World, features::Features, gateway_api::route::AttachedRouteKey},
 };
 
 fn world(enabled: bool, objects: &[Value]) -> World {
@@ -134,7 +134,7 @@ fn listener_sets_lead_to_their_gateway() {
 /// Returns the mistake of the route's rules for gateways.
 fn mistake(enabled: bool, objects: &[Value]) -> Option<(&'static str, String)> {
     let mesh = world(enabled, objects).snapshot();
-    let key = RouteKey {
+    let key = AttachedRouteKey {
         kind: Kind::HttpRoute,
         object: key("ai", "models"),
     };
