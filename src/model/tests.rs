@@ -53,6 +53,15 @@ fn derived(mesh: &MeshSnapshot) -> String {
     text
 }
 
+/// A derived table would hide an input table of its name, which is reached through it by dereference.
+#[test]
+fn every_table_has_a_name_of_its_own() {
+    let mesh = World::new(Installation::default()).snapshot();
+    let mut names: Vec<_> = mesh.relations().into_iter().map(|relation| relation.name).collect();
+    names.sort_unstable();
+    assert!(names.is_sorted_by(|left, right| left < right), "{names:?}");
+}
+
 #[test]
 fn replaced_rows_are_dropped() {
     let installation = Installation::default();

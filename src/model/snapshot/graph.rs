@@ -104,7 +104,7 @@ macro_rules! graph {
             }
         }
 
-        /// Read side of all derived data; input tables are reached by dereference.
+        /// Read side of all derived data; input tables are reached by dereference (see [`MeshSnapshot`]).
         #[derive(Clone)]
         pub struct DerivedTables {
             inputs: InputTables,
