@@ -370,6 +370,14 @@ impl HostUsers {
     }
 }
 
+/// A server to be merged, on one of its ports.
+struct NewServer {
+    server: GatewayServer,
+    at: ServerPort,
+    /// True if the port is open for UDP too, so that responses of the server advertise HTTP/3.
+    http3: bool,
+}
+
 /// State of merging.
 struct Merge<'a> {
     cx: &'a Cx,
@@ -411,7 +419,7 @@ impl Merge<'_> {
                 && declared.protocol == Protocol::Https
                 && !declared.is_passthrough()
                 && ports.exposes_udp(declared.port());
-            if !self.place(server, at, http3) {
+            if !self.add(NewServer { server, at, http3 }) {
                 self.result.rejected.push(gateway.name.clone());
             }
         }
@@ -423,25 +431,25 @@ impl Merge<'_> {
         known.or_insert_with(|| SmolStr::new(written)).clone()
     }
 
-    /// Places a server; returns false if that is impossible.
-    fn place(&mut self, server: GatewayServer, at: ServerPort, http3: bool) -> bool {
-        if server.spec.tls.is_some() && !self.take_hosts(&server, &at) {
+    /// Merges a server with the others of its port; returns false if that is impossible.
+    fn add(&mut self, new: NewServer) -> bool {
+        let NewServer { server, at, .. } = &new;
+        if server.spec.tls.is_some() && !self.take_hosts(server, at) {
             return false;
         }
         let mode = server.spec.tls.as_ref().map(ServerTlsSettings::mode);
         self.result.auto_passthrough |= mode == Some(TlSmode::AutoPassthrough);
         if self.occupied.insert(at.number) {
-            let is_http = server.is_http();
-            self.open(server, at, is_http && http3);
+            self.open(new);
             return true;
         }
         match self.plaintext.get(&at.number).cloned() {
-            Some(current) => self.join_plaintext(server, at, &current, http3),
+            Some(current) => self.join_plaintext(new, &current),
             None if !server.is_tls() => {
-                self.open(server, at, false);
+                self.open(NewServer { http3: false, ..new });
                 true
             }
-            None => self.join_tls(server, at, http3),
+            None => self.join_tls(new),
         }
     }
 
@@ -486,7 +494,8 @@ impl Merge<'_> {
     }
 
     /// Opens a port for a server.
-    fn open(&mut self, server: GatewayServer, at: ServerPort, http3: bool) {
+    fn open(&mut self, new: NewServer) {
+        let NewServer { server, at, http3 } = new;
         if !server.is_tls() {
             self.plaintext.insert(at.number, at.clone());
         }
@@ -511,27 +520,27 @@ impl Merge<'_> {
     }
 
     /// Merges a server with a plaintext one.
-    fn join_plaintext(&mut self, server: GatewayServer, at: ServerPort, current: &ServerPort, http3: bool) -> bool {
+    fn join_plaintext(&mut self, new: NewServer, current: &ServerPort) -> bool {
+        let NewServer { server, at, .. } = &new;
         let same_bind = current.bind == at.bind;
         let both_http = server.protocol.is_http() && Protocol::parse(&current.protocol).is_http();
         if same_bind && (!both_http || server.route.is_empty()) {
             return false;
         }
+        if !same_bind && self.port_mut(at).is_none() {
+            self.open(new);
+            return true;
+        }
+        let NewServer { server, at, http3 } = new;
         let route = server.route.clone();
+        let index = self.push(server);
         if same_bind {
-            let index = self.push(server);
             if let Some(port) = self.port_mut(current) {
                 port.servers.push(index);
             }
             self.result.routes.entry(route).or_default().push(index);
             return true;
         }
-        let is_http = server.is_http();
-        if self.port_mut(&at).is_none() {
-            self.open(server, at, is_http && http3);
-            return true;
-        }
-        let index = self.push(server);
         if let Some(port) = self.port_mut(&at) {
             port.servers.push(index);
             port.route = route.clone();
@@ -539,14 +548,15 @@ impl Merge<'_> {
         if !route.is_empty() {
             self.result.routes.entry(route.clone()).or_default().push(index);
         }
-        if is_http && http3 {
+        if http3 {
             self.advertise(index, &at, route);
         }
         true
     }
 
     /// Merges a TLS server with others.
-    fn join_tls(&mut self, server: GatewayServer, at: ServerPort, http3: bool) -> bool {
+    fn join_tls(&mut self, new: NewServer) -> bool {
+        let NewServer { server, at, http3 } = new;
         let route = server.route.clone();
         let is_http = server.is_http();
         // Two HTTPS servers of one route configuration could not be distinguished.

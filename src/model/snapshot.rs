@@ -21,9 +21,10 @@ pub struct Revision(pub u64);
 /// All data of the control plane at one revision. Cloning is cheap.
 ///
 /// Every table is read as `mesh.NAME`: a snapshot dereferences to [`DerivedTables`], and these to the input tables
-/// ([`InputTables`](super::inputs::InputTables)). Readers need not know whether a table is derived, which may change. The
-/// list in [`graph`] declares `mesh.services` and the other derived tables; the list in `api::kinds` declares `mesh.pods`
-/// and the other input tables (`table: pods`). No name is in both: a derived table would hide the input table.
+/// ([`InputTables`](super::inputs::InputTables)). Readers need not know whether a table is derived, which may change.
+/// The list in [`graph`] declares `mesh.services` and the other derived tables; the list in `api::kinds` declares
+/// `mesh.pods` and the other input tables (`table: pods`). No name is in both: a derived table would hide the input
+/// table.
 #[doc(alias = "PushContext")]
 #[derive(Clone)]
 pub struct MeshSnapshot {
