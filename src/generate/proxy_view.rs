@@ -49,8 +49,45 @@ pub struct SocketProxyView {
     /// Parity (pilot/pkg/networking/core/cluster_builder.go): `DISABLE_HBONE_SEND` affects endpoints, and the cluster
     /// of tunnels itself, but not the sockets of other clusters.
     pub sends_tunnels: bool,
-    /// True if tunnels carry peer metadata as baggage and the proxy has the filters for it.
-    pub baggage: bool,
+    /// Use of baggage in tunnels.
+    pub baggage: Baggage,
+}
+
+/// Use of baggage in the tunnels of a proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Baggage {
+    /// They carry none.
+    Unused,
+    /// They carry the metadata of peers.
+    Exchanged,
+}
+
+impl Baggage {
+    /// All values, in the order of their numbers.
+    pub const ALL: [Self; 2] = [Self::Unused, Self::Exchanged];
+
+    /// Returns the use by proxies with the filters of the metadata exchange.
+    pub fn enabled(features: &Features) -> Self {
+        if features.ambient_enable_baggage {
+            Self::Exchanged
+        } else {
+            Self::Unused
+        }
+    }
+
+    /// Returns the use by a proxy.
+    pub fn of(features: &Features, proxy: &NodeMetadata) -> Self {
+        if proxy.extensions.has(METADATA_EXCHANGE) {
+            Self::enabled(features)
+        } else {
+            Self::Unused
+        }
+    }
+
+    /// Returns true if tunnels carry the metadata of peers.
+    pub fn is_exchanged(self) -> bool {
+        self == Self::Exchanged
+    }
 }
 
 /// `TLS_CLIENT_CERT_CHAIN`, `TLS_CLIENT_KEY` and `TLS_CLIENT_ROOT_CERT` of the node.
@@ -182,7 +219,7 @@ impl SocketProxyView {
             file_socket: has_file_socket(proxy),
             keeps_header_case: keeps_header_case(selected),
             sends_tunnels: features.pilot_enable_sending_hbone || proxy.proxy_type == ProxyType::Waypoint,
-            baggage: sends_baggage(features, proxy),
+            baggage: Baggage::of(features, proxy),
         }
     }
 }
@@ -193,12 +230,6 @@ pub fn backend_certificate(ctx: &BuildContext, selected: &Selected) -> Option<Sm
         let gateway = ctx.mesh.gateways.get(ctx.cx, key)?;
         converted_annotation(&gateway.meta, BACKEND_CERTIFICATE_ANNOTATION).cloned()
     })
-}
-
-/// Returns true if tunnels carry peer metadata as baggage and the proxy has the filters for it, which are those of the
-/// metadata exchange.
-pub fn sends_baggage(features: &Features, proxy: &NodeMetadata) -> bool {
-    features.ambient_enable_baggage && proxy.extensions.has(METADATA_EXCHANGE)
 }
 
 /// Returns true if the node has an SDS provider next to it.

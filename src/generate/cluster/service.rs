@@ -80,8 +80,9 @@ impl Context<'_> {
         }
         // Parity (pilot/pkg/networking/core/cluster_waypoint.go): a gateway between networks passes the baggage of the
         // tunnels that it forwards.
-        let is_forwarded = self.key.client.is_east_west && self.key.mode.is_vip();
-        if self.key.client.baggage && self.key.client.sends_tunnels && builder.is_eds() && !is_forwarded {
+        let client = &self.key.client;
+        let is_forwarded = client.is_east_west && self.key.mode.is_vip();
+        if client.baggage.is_exchanged() && client.sends_tunnels && builder.is_eds() && !is_forwarded {
             builder.read_baggage();
         }
         self.set_metadata(&mut builder, true);
@@ -230,7 +231,7 @@ impl Context<'_> {
         if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol) {
             tls::apply_proxy_protocol(builder, settings);
         }
-        if builder.cluster.transport_socket.is_some() && self.key.client.baggage {
+        if builder.cluster.transport_socket.is_some() && self.key.client.baggage.is_exchanged() {
             builder.disable_baggage();
         }
         tunnel::originate(builder, self.key.client.baggage);
@@ -264,7 +265,7 @@ impl Context<'_> {
             tunnel::prefer(builder, origin, self.key.client.baggage);
         }
         if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol) {
-            if self.key.client.sends_tunnels && self.key.client.baggage {
+            if self.key.client.sends_tunnels && self.key.client.baggage.is_exchanged() {
                 builder.disable_baggage();
             }
             tls::apply_proxy_protocol(builder, settings);

@@ -12,7 +12,7 @@ use crate::{
         name::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH},
         patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
         proxy::{MetadataKey, ProxyType},
-        proxy_view,
+        proxy_view::{self, Baggage},
         resource::{Built, Note},
         selected::Selected,
         tunnel,
@@ -182,7 +182,7 @@ fn of_waypoint(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
         certificates: certificates.clone(),
     };
     let encap = TunnelCluster::Encap {
-        baggage: proxy_view::sends_baggage(features, selected.proxy),
+        baggage: Baggage::of(features, selected.proxy),
     };
     let mut tunnels = vec![TunnelCluster::Main, encap, originate];
     if proxy_view::waypoint_spans_networks(features, &selected.labels) {

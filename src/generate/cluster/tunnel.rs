@@ -13,6 +13,7 @@ use crate::{
         BuildContext,
         constant::{self, ISTIO_METADATA, PEER_METADATA, socket},
         filter::tls::ServerCertificates,
+        proxy_view::Baggage,
         tunnel::{
             CONNECT_ORIGINATE, DESTINATION_METADATA, ENCAP, FORWARD_INNER_CONNECT, HBONE_PORT, INNER_CONNECT_ORIGINATE,
             MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE, internal_address, tls_context,
@@ -82,8 +83,8 @@ pub enum TunnelCluster {
     Main,
     /// [`ENCAP`]: connections that continue to a workload.
     Encap {
-        /// True if the proxy reads the baggage of tunnels.
-        baggage: bool,
+        /// Use of baggage.
+        baggage: Baggage,
     },
     /// [`ENCAP`] of a gateway between networks: connections that are tunnels already.
     EncapForward,
@@ -130,7 +131,7 @@ impl TunnelCluster {
             Self::Main => self.passing(ctx, MAIN_INTERNAL),
             Self::Encap { baggage } => {
                 let mut builder = self.passing(ctx, CONNECT_ORIGINATE);
-                if *baggage {
+                if baggage.is_exchanged() {
                     builder.read_baggage();
                 }
                 builder
@@ -275,9 +276,9 @@ fn open_streams(builder: &mut ClusterBuilder, ctx: &BuildContext) {
 
 /// Sends a cluster's connections through the listener that originates tunnels, together with the metadata of its
 /// endpoints.
-pub(super) fn originate(builder: &mut ClusterBuilder, baggage: bool) {
+pub(super) fn originate(builder: &mut ClusterBuilder, baggage: Baggage) {
     static PLAIN: LazyLock<[Encoded<Cluster>; 2]> = LazyLock::new(|| {
-        [false, true].map(|baggage| {
+        Baggage::ALL.map(|baggage| {
             Encoded::of(&Cluster {
                 transport_socket: Some(internal_upstream(raw_buffer(), baggage)),
                 ..Default::default()
@@ -285,14 +286,14 @@ pub(super) fn originate(builder: &mut ClusterBuilder, baggage: bool) {
         })
     });
     match builder.cluster.transport_socket.take() {
-        None => builder.set_socket(&PLAIN[usize::from(baggage)]),
+        None => builder.set_socket(&PLAIN[baggage as usize]),
         Some(inner) => builder.cluster.transport_socket = Some(internal_upstream(inner, baggage)),
     }
 }
 
 /// Sends a cluster's connections through the listener that forwards tunnels, together with the metadata of the cluster
 /// and of its endpoints.
-pub(super) fn forward(builder: &mut ClusterBuilder, baggage: bool) {
+pub(super) fn forward(builder: &mut ClusterBuilder, baggage: Baggage) {
     let transport = InternalUpstreamTransport {
         passthrough_metadata: all_metadata(baggage),
         transport_socket: Some(raw_buffer()),
@@ -301,7 +302,7 @@ pub(super) fn forward(builder: &mut ClusterBuilder, baggage: bool) {
 }
 
 /// Refers to the metadata of the cluster and of its endpoints.
-fn all_metadata(baggage: bool) -> Vec<MetadataValueSource> {
+fn all_metadata(baggage: Baggage) -> Vec<MetadataValueSource> {
     let usual = [
         of_host(DESTINATION_METADATA),
         of_cluster(ISTIO_METADATA),
@@ -310,7 +311,7 @@ fn all_metadata(baggage: bool) -> Vec<MetadataValueSource> {
     usual.into_iter().chain(peer_metadata(baggage)).collect()
 }
 
-fn internal_upstream(inner: TransportSocket, baggage: bool) -> TransportSocket {
+fn internal_upstream(inner: TransportSocket, baggage: Baggage) -> TransportSocket {
     let usual = [of_host(DESTINATION_METADATA), of_host(ISTIO_METADATA)];
     let transport = InternalUpstreamTransport {
         passthrough_metadata: usual.into_iter().chain(peer_metadata(baggage)).collect(),
@@ -320,9 +321,9 @@ fn internal_upstream(inner: TransportSocket, baggage: bool) -> TransportSocket {
 }
 
 /// Refers to the metadata that the filters for baggage use.
-fn peer_metadata(baggage: bool) -> impl Iterator<Item = MetadataValueSource> {
+fn peer_metadata(baggage: Baggage) -> impl Iterator<Item = MetadataValueSource> {
     let sources = || [of_cluster(PEER_METADATA), of_host(PEER_METADATA)];
-    baggage.then(sources).into_iter().flatten()
+    baggage.is_exchanged().then(sources).into_iter().flatten()
 }
 
 /// Refers to metadata of the cluster.
@@ -346,10 +347,10 @@ fn metadata_of(kind: metadata_kind::Kind, name: &str) -> MetadataValueSource {
 ///
 /// Parity (pilot/pkg/networking/core/cluster_tls.go): a tunnel replaces mutual TLS of the mesh. Any other TLS is meant
 /// for the workload and stays inside the tunnel.
-pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin, baggage: bool) {
+pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin, baggage: Baggage) {
     static PLAIN: LazyLock<[Encoded<Cluster>; 2]> =
-        LazyLock::new(|| [false, true].map(|baggage| tunnel_match(constant::raw_buffer(), baggage)));
-    let plain = &PLAIN[usize::from(baggage)];
+        LazyLock::new(|| Baggage::ALL.map(|baggage| tunnel_match(constant::raw_buffer(), baggage)));
+    let plain = &PLAIN[baggage as usize];
     // An original-destination cluster speaks TLS to whatever is at the address.
     if builder.is_original_dst() && origin != TlsOrigin::None {
         return;
@@ -365,7 +366,7 @@ pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin, baggage: b
         (TlsOrigin::MeshRule, Some(socket)) => always("tlsMode-istio", socket),
         (TlsOrigin::None | TlsOrigin::User, Some(socket)) => {
             builder.cluster.transport_socket_matches = vec![always("user", socket.clone())];
-            if baggage {
+            if baggage.is_exchanged() {
                 builder.disable_baggage();
             }
             return builder.prefer_socket(&tunnel_match(socket, baggage));
@@ -376,7 +377,7 @@ pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin, baggage: b
 }
 
 /// Encodes the transport socket match of tunnels as a field of a cluster. `inner` is the socket inside a tunnel.
-fn tunnel_match(inner: TransportSocket, baggage: bool) -> Encoded<Cluster> {
+fn tunnel_match(inner: TransportSocket, baggage: Baggage) -> Encoded<Cluster> {
     let transport = InternalUpstreamTransport {
         passthrough_metadata: all_metadata(baggage),
         transport_socket: Some(inner),

@@ -24,6 +24,7 @@ use crate::{
             http_filter, list, object, structure, text,
         },
         proxy::ProxyType,
+        proxy_view::Baggage,
         wire::Encoded,
     },
     proto::{
@@ -116,7 +117,7 @@ impl FilterStack<'_> {
             filters.extend(&extensions(ExtensionPhase::Stats));
             filters.extend(&extensions(ExtensionPhase::Unspecified));
             if self.has_extension(METADATA_EXCHANGE) {
-                filters.append(&fixed.upstream_peer[usize::from(features.ambient_enable_baggage)]);
+                filters.append(&fixed.upstream_peer[Baggage::enabled(features) as usize]);
             }
         }
         for config in &self.stats_configs().value {
@@ -188,13 +189,13 @@ pub enum PeerSide {
 
 /// Returns the filter that identifies a peer by the proxy's workload information, and by the baggage of its tunnel if
 /// that is enabled.
-pub fn peer_discovery(side: PeerSide, baggage: bool) -> HttpFilter {
+pub fn peer_discovery(side: PeerSide, baggage: Baggage) -> HttpFilter {
     let method = |name: &str, config: BTreeMap<String, Value>| object([(name.to_owned(), object(config))].into());
     let workload = method("workload_discovery", BTreeMap::new());
     let with = |method: Value| {
         list(
             std::iter::once(workload.clone())
-                .chain(baggage.then_some(method))
+                .chain(baggage.is_exchanged().then_some(method))
                 .collect(),
         )
     };
@@ -205,7 +206,9 @@ pub fn peer_discovery(side: PeerSide, baggage: bool) -> HttpFilter {
                 ("downstream_discovery", with(by_baggage.clone())),
                 ("shared_with_upstream", boolean(true)),
             ];
-            fields.extend(baggage.then(|| ("downstream_propagation", list(vec![by_baggage]))));
+            if baggage.is_exchanged() {
+                fields.push(("downstream_propagation", list(vec![by_baggage])));
+            }
             ("waypoint_downstream_peer_metadata", fields)
         }
         PeerSide::Upstream => {
@@ -258,7 +261,7 @@ struct StaticFilters {
     alpn: Encoded<HttpConnectionManager>,
     fault_and_cors: Encoded<HttpConnectionManager>,
     stateful_session: Encoded<HttpConnectionManager>,
-    /// The second also reads baggage.
+    /// The index is a [`Baggage`].
     upstream_peer: [Encoded<HttpConnectionManager>; 2],
     /// The second router suppresses debug headers.
     router: [Encoded<HttpConnectionManager>; 2],
@@ -278,7 +281,7 @@ static FIXED: LazyLock<StaticFilters> = LazyLock::new(|| {
         alpn: encoded(vec![alpn()]),
         fault_and_cors: encoded(vec![fault, cors]),
         stateful_session: encoded(vec![session]),
-        upstream_peer: [false, true].map(|baggage| encoded(vec![peer_discovery(PeerSide::Upstream, baggage)])),
+        upstream_peer: Baggage::ALL.map(|baggage| encoded(vec![peer_discovery(PeerSide::Upstream, baggage)])),
         router: [false, true].map(|suppress_envoy_headers| {
             let router = Router {
                 suppress_envoy_headers,

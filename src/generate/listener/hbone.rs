@@ -28,6 +28,7 @@ use crate::{
         },
         patch::{self, PatchContext},
         proxy::{IstioVersion, ProxyType},
+        proxy_view::Baggage,
         resource::Built,
         selected::Selected,
         tunnel::{
@@ -330,7 +331,7 @@ impl FilterStack<'_> {
         if self.has_extension(METADATA_EXCHANGE) {
             manager.http_filters.push(http_filters::peer_discovery(
                 PeerSide::Downstream,
-                self.features().ambient_enable_baggage,
+                Baggage::enabled(self.features()),
             ));
         }
         manager.http_filters.push(self.connect_authority());
