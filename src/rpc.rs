@@ -35,7 +35,7 @@ pub use exchange::Exchange;
 pub use pre_auth::{PreAuthLimiter, ServedStream, UnauthenticatedConnection};
 pub use router::{Router, StreamService};
 pub use server_stream::{Messages, ServerStream};
-pub use status::{headers, trailers_only};
+pub use status::{code_name, headers, trailers_only};
 pub use unary::{Call, Unary};
 
 /// The content type of gRPC responses.

@@ -8,7 +8,7 @@ use prometheus::{DEFAULT_BUCKETS, HistogramVec, IntCounterVec, Registry};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use super::{Call, Unary};
+use super::{Call, Unary, code_name};
 use crate::metrics;
 
 /// The labels of every metric.
@@ -93,7 +93,7 @@ impl Measured {
         let [kind, service, name] = *labels;
         metrics
             .handled
-            .with_label_values(&[kind, service, name, text(code)])
+            .with_label_values(&[kind, service, name, code_name(code)])
             .inc();
         let seconds = started.elapsed().as_secs_f64();
         metrics.duration.with_label_values(labels).observe(seconds);
@@ -108,29 +108,6 @@ impl Unary for Measured {
 
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Bytes, Status>> {
         self.measured(call).boxed()
-    }
-}
-
-/// Returns the name of a code in Go.
-fn text(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
     }
 }
 

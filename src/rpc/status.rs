@@ -1,4 +1,4 @@
-//! gRPC statuses as HTTP headers and responses.
+//! gRPC statuses as HTTP headers, responses and labels of metrics.
 
 use http::{HeaderMap, HeaderValue, Response, header};
 use tonic::{Code, Status};
@@ -20,4 +20,27 @@ pub fn trailers_only<M>(status: &Status) -> Response<Body<M>> {
     *response.headers_mut() = headers(status);
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
     response
+}
+
+/// Returns the name of a code as in Go, for labels of metrics.
+pub fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
 }

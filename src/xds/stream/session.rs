@@ -7,6 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::time::{Instant as Timer, sleep_until};
+use tonic::Code;
 
 #[cfg(doc)]
 use super::StreamTimeouts;
@@ -21,7 +22,7 @@ use crate::{
     base,
     generate::{RequestedResources, ResourceType, proxy::Proxy},
     push::groups::{Deliveries, Publication, Subscription, Unreceived},
-    rpc::UnauthenticatedConnection,
+    rpc::{UnauthenticatedConnection, code_name},
     task,
     xds::{
         admission::{Permit, Source},
@@ -287,7 +288,7 @@ impl Session {
     }
 
     fn on_nack(&mut self, resource_type: ResourceType, error_code: i32, message: &str, refused: Vec<Arc<Refusal>>) {
-        let code = code_name(error_code);
+        let code = code_name(Code::from(error_code));
         let short = resource_type.short_name();
         tracing::warn!(
             node = self.node(),
@@ -467,32 +468,4 @@ impl Drop for Session {
         }
         tracing::info!(connection = %connection.id, "proxy disconnected");
     }
-}
-
-/// Returns the name of a gRPC code as in Go, for the label `err`.
-fn code_name(code: i32) -> &'static str {
-    const NAMES: [&str; 17] = [
-        "OK",
-        "Canceled",
-        "Unknown",
-        "InvalidArgument",
-        "DeadlineExceeded",
-        "NotFound",
-        "AlreadyExists",
-        "PermissionDenied",
-        "ResourceExhausted",
-        "FailedPrecondition",
-        "Aborted",
-        "OutOfRange",
-        "Unimplemented",
-        "Internal",
-        "Unavailable",
-        "DataLoss",
-        "Unauthenticated",
-    ];
-    usize::try_from(code)
-        .ok()
-        .and_then(|code| NAMES.get(code))
-        .copied()
-        .unwrap_or("Unknown")
 }
