@@ -91,7 +91,7 @@ impl ServerCertificates {
     }
 }
 
-/// Protocol inside mutual TLS, which decides the server's ALPN values.
+/// Protocol of the bytes in a filter chain, inside TLS if it terminates that. It decides the server's ALPN values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InnerProtocol {
     /// HTTP.

@@ -386,7 +386,7 @@ pub(super) struct InboundListenerBuilder<'a> {
     pub(super) stack: FilterStack<'a>,
     /// Attributes of the sidecar.
     pub(super) client: &'a InboundProxyView,
-    /// Cached transport sockets of mutual TLS, encoded, for TCP and for HTTP inside.
+    /// Cached transport sockets of mutual TLS, encoded, by [`InnerProtocol`].
     pub(super) sockets: [OnceCell<Encoded<TransportSocket>>; 2],
 }
 
@@ -519,7 +519,7 @@ impl InboundListenerBuilder<'_> {
         let declared = ChainKind::of(port.protocol).unwrap_or(ChainKind::Tcp);
         // TLS of the application excludes mutual TLS.
         let forms = if port.tls.is_some() && mode == MtlsMode::Disable {
-            vec![terminating_form(declared == ChainKind::Http)]
+            vec![terminating_form(declared)]
         } else {
             chain_forms(declared, mode, self.stack.features())
         };
@@ -547,10 +547,9 @@ impl InboundListenerBuilder<'_> {
         chains.needs.add(&by);
         chains.listener.add_chain(|out| {
             out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
-            let filters = if form.http {
-                filters.http.get_or_init(|| self.http_filters(port))
-            } else {
-                filters.tcp.get_or_init(|| self.tcp_filters(port))
+            let filters = match form.inside {
+                InnerProtocol::Http => filters.http.get_or_init(|| self.http_filters(port)),
+                InnerProtocol::Tcp => filters.tcp.get_or_init(|| self.tcp_filters(port)),
             };
             out.fields(filters.fields());
             if let Some(metadata) = &port.metadata {
@@ -559,7 +558,7 @@ impl InboundListenerBuilder<'_> {
             if form.terminates {
                 out.encoded(filter_chain::TRANSPORT_SOCKET, &self.socket(port, form));
             }
-            out.text(filter_chain::NAME, &port.chain_name(form.http));
+            out.text(filter_chain::NAME, &port.chain_name(form.inside));
         });
     }
 
@@ -569,14 +568,9 @@ impl InboundListenerBuilder<'_> {
             .tls
             .as_ref()
             .filter(|_| self.client.peers.mode_on(port.target_port) == MtlsMode::Disable);
-        let inside = if form.http {
-            InnerProtocol::Http
-        } else {
-            InnerProtocol::Tcp
-        };
         let Some(tls) = own_tls else {
-            let made = &self.sockets[usize::from(form.http)];
-            let socket = || Encoded::of(&self.stack.mutual_tls(&self.client.certificates, inside));
+            let made = &self.sockets[form.inside as usize];
+            let socket = || Encoded::of(&self.stack.mutual_tls(&self.client.certificates, form.inside));
             return Cow::Borrowed(made.get_or_init(socket));
         };
         let context = termination::Context {

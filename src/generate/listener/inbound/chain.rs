@@ -1,9 +1,12 @@
 //! Inbound filter chains of a port under each mode of mutual TLS.
 
 use crate::{
-    generate::listener::{
-        filter_chain::{RAW_BUFFER, TLS, plaintext_http_alpns},
-        outbound::listener::ChainKind,
+    generate::{
+        filter::tls::InnerProtocol,
+        listener::{
+            filter_chain::{RAW_BUFFER, TLS, plaintext_http_alpns},
+            outbound::listener::ChainKind,
+        },
     },
     model::{authentication::MtlsMode, features::Features},
 };
@@ -21,6 +24,9 @@ const MTLS_ANY: &[&str] = &[
     "istio-h2",
 ];
 
+/// No ALPN value in particular.
+const ANY_ALPN: &[&str] = &[];
+
 /// One of the chains of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainForm {
@@ -28,57 +34,71 @@ pub struct ChainForm {
     pub alpns: &'static [&'static str],
     /// Transport protocol that it matches.
     pub transport: &'static str,
-    /// True if it has a connection manager; otherwise a TCP proxy.
-    pub http: bool,
+    /// Protocol of the bytes that it handles: HTTP by a connection manager, others by a TCP proxy.
+    pub inside: InnerProtocol,
     /// True if it terminates TLS.
     pub terminates: bool,
 }
 
-const fn form(alpns: &'static [&'static str], transport: &'static str, http: bool, terminates: bool) -> ChainForm {
+/// TLS that is passed to the application.
+const PASSED_TLS: ChainForm = ChainForm {
+    alpns: ANY_ALPN,
+    transport: TLS,
+    inside: InnerProtocol::Tcp,
+    terminates: false,
+};
+
+/// Returns a chain that terminates TLS.
+const fn terminated(inside: InnerProtocol, alpns: &'static [&'static str]) -> ChainForm {
     ChainForm {
         alpns,
-        transport,
-        http,
-        terminates,
+        transport: TLS,
+        inside,
+        terminates: true,
+    }
+}
+
+const fn plaintext(inside: InnerProtocol, alpns: &'static [&'static str]) -> ChainForm {
+    ChainForm {
+        alpns,
+        transport: RAW_BUFFER,
+        inside,
+        terminates: false,
     }
 }
 
 /// Returns the chains of a port by its declared protocol and mode of mutual TLS, in order.
 pub fn chain_forms(declared: ChainKind, mode: MtlsMode, features: &Features) -> Vec<ChainForm> {
-    let plaintext_http = plaintext_http_alpns(features);
+    use InnerProtocol::{Http, Tcp};
+    let http_alpns = plaintext_http_alpns(features);
     match (declared, mode) {
-        (ChainKind::Http, MtlsMode::Strict) => vec![form(&[], TLS, true, true)],
-        (ChainKind::Http, MtlsMode::Permissive) => {
-            vec![form(MTLS_ANY, TLS, true, true), form(&[], RAW_BUFFER, true, false)]
+        (ChainKind::Http, MtlsMode::Strict) => vec![terminated(Http, ANY_ALPN)],
+        (ChainKind::Http, MtlsMode::Permissive) => vec![terminated(Http, MTLS_ANY), plaintext(Http, ANY_ALPN)],
+        (ChainKind::Http, MtlsMode::Disable) => vec![plaintext(Http, ANY_ALPN)],
+        (ChainKind::Tcp, MtlsMode::Strict) => vec![terminated(Tcp, ANY_ALPN)],
+        (ChainKind::Tcp, MtlsMode::Permissive) => {
+            vec![terminated(Tcp, MTLS_ANY), PASSED_TLS, plaintext(Tcp, ANY_ALPN)]
         }
-        (ChainKind::Http, MtlsMode::Disable) => vec![form(&[], RAW_BUFFER, true, false)],
-        (ChainKind::Tcp, MtlsMode::Strict) => vec![form(&[], TLS, false, true)],
-        (ChainKind::Tcp, MtlsMode::Permissive) => vec![
-            form(MTLS_ANY, TLS, false, true),
-            form(&[], TLS, false, false),
-            form(&[], RAW_BUFFER, false, false),
-        ],
-        (ChainKind::Tcp, MtlsMode::Disable) => vec![form(&[], RAW_BUFFER, false, false)],
-        (ChainKind::Auto, MtlsMode::Strict) => {
-            vec![form(MTLS_HTTP, TLS, true, true), form(&[], TLS, false, true)]
-        }
+        (ChainKind::Tcp, MtlsMode::Disable) => vec![plaintext(Tcp, ANY_ALPN)],
+        (ChainKind::Auto, MtlsMode::Strict) => vec![terminated(Http, MTLS_HTTP), terminated(Tcp, ANY_ALPN)],
         (ChainKind::Auto, MtlsMode::Permissive) => vec![
-            form(MTLS_HTTP, TLS, true, true),
-            form(plaintext_http, RAW_BUFFER, true, false),
-            form(MTLS_TCP, TLS, false, true),
-            form(&[], RAW_BUFFER, false, false),
-            form(&[], TLS, false, false),
+            terminated(Http, MTLS_HTTP),
+            plaintext(Http, http_alpns),
+            terminated(Tcp, MTLS_TCP),
+            plaintext(Tcp, ANY_ALPN),
+            PASSED_TLS,
         ],
-        (ChainKind::Auto, MtlsMode::Disable) => vec![
-            form(plaintext_http, RAW_BUFFER, true, false),
-            form(&[], RAW_BUFFER, false, false),
-        ],
+        (ChainKind::Auto, MtlsMode::Disable) => vec![plaintext(Http, http_alpns), plaintext(Tcp, ANY_ALPN)],
     }
 }
 
 /// Returns the only chain of a port whose own TLS is terminated.
-pub fn terminating_form(http: bool) -> ChainForm {
-    form(&[], TLS, http, true)
+pub fn terminating_form(declared: ChainKind) -> ChainForm {
+    let inside = match declared {
+        ChainKind::Http => InnerProtocol::Http,
+        ChainKind::Tcp | ChainKind::Auto => InnerProtocol::Tcp,
+    };
+    terminated(inside, ANY_ALPN)
 }
 
 #[cfg(test)]

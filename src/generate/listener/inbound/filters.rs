@@ -14,6 +14,7 @@ use crate::{
             proxy_view::ListenerClass,
             stack::FilterStack,
             tcp::{TcpChain, plain_proxy},
+            tls::InnerProtocol,
         },
         listener::outbound::listener_name,
         name::{self, INBOUND_PASSTHROUGH},
@@ -129,10 +130,10 @@ impl InboundPort {
     }
 
     /// Returns the name of its chains.
-    pub(crate) fn chain_name(&self, http: bool) -> String {
-        match (self.passthrough, http) {
-            (true, true) => "virtualInbound-catchall-http".to_owned(),
-            (true, false) => VIRTUAL_INBOUND.to_owned(),
+    pub(crate) fn chain_name(&self, inside: InnerProtocol) -> String {
+        match (self.passthrough, inside) {
+            (true, InnerProtocol::Http) => "virtualInbound-catchall-http".to_owned(),
+            (true, InnerProtocol::Tcp) => VIRTUAL_INBOUND.to_owned(),
             (false, _) => listener_name(&self.bind, self.target_port).to_string(),
         }
     }
@@ -141,7 +142,7 @@ impl InboundPort {
         name::delimited_stat(&if self.passthrough {
             self.cluster()
         } else {
-            format!("inbound_{}", self.chain_name(true))
+            format!("inbound_{}", self.chain_name(InnerProtocol::Http))
         })
     }
 
