@@ -57,6 +57,15 @@ pub(super) struct ConfigSession {
     first_permit: Option<Permit>,
 }
 
+/// The cause of a response.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// A request, which is answered in any case.
+    Request,
+    /// A change of objects, which may be of other types.
+    Change,
+}
+
 /// A requested type.
 struct Watched {
     type_url: String,
@@ -179,7 +188,7 @@ impl ConfigSession {
         };
         // A client that does not read its answer must not delay the requests of others.
         drop((request, permit, turn));
-        self.send(index, true).await
+        self.send(index, Cause::Request).await
     }
 
     /// Adds a type and returns its index.
@@ -209,27 +218,26 @@ impl ConfigSession {
             changed.map(|(index, _)| index).collect()
         });
         for index in changed {
-            self.send(index, false).await?;
+            self.send(index, Cause::Change).await?;
         }
         Ok(())
     }
 
-    /// Sends the objects of a type, if they have changed or `must_answer`.
-    async fn send(&mut self, index: usize, must_answer: bool) -> Result<(), EndReason> {
+    /// Sends the objects of a type, if they have changed or were requested.
+    async fn send(&mut self, index: usize, cause: Cause) -> Result<(), EndReason> {
         let rendering = (self.shared.clock)();
         let watched = &mut self.watched[index];
         let present = task::aside(|| watched.present(&*self.objects));
-        if !must_answer && Arc::ptr_eq(&present, &watched.sent) {
+        if cause == Cause::Change && Arc::ptr_eq(&present, &watched.sent) {
             return Ok(());
         }
-        let (resources, removed) = match self.protocol {
-            Protocol::Sotw => (present.clone(), Vec::new()),
-            Protocol::Delta if must_answer => (present.clone(), Vec::new()),
-            Protocol::Delta => difference(&watched.sent, &present),
+        let (resources, removed) = match (self.protocol, cause) {
+            (Protocol::Sotw, _) | (Protocol::Delta, Cause::Request) => (present.clone(), Vec::new()),
+            (Protocol::Delta, Cause::Change) => difference(&watched.sent, &present),
         };
         let is_same = resources.is_empty() && removed.is_empty() && watched.sent.is_empty() == present.is_empty();
         watched.sent = present;
-        if is_same && !must_answer {
+        if is_same && cause == Cause::Change {
             return Ok(());
         }
         self.responses += 1;
