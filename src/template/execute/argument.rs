@@ -25,45 +25,16 @@ impl<'a> State<'a, '_, '_> {
         name: &Text,
         call: Arguments<'a, '_>,
     ) -> Result<Slot<'a>, Fault> {
-        let given = call.operands.len() + usize::from(call.last.is_some());
-        let fixed = function.fixed();
-        if function.is_variadic && given < fixed {
-            let (name, count) = (name.to_str(), call.operands.len());
-            return self.error(format!(
-                "wrong number of args for {name}: want at least {fixed} got {count}"
-            ));
-        }
-        if !function.is_variadic && given != fixed {
-            let name = name.to_str();
-            return self.error(format!("wrong number of args for {name}: want {fixed} got {given}"));
-        }
+        self.check_count(function, name, &call)?;
         match function.evaluation {
             Evaluation::And => return self.short_circuit(dot, call, false),
             Evaluation::Or => return self.short_circuit(dot, call, true),
             Evaluation::Eager | Evaluation::Call => {}
         }
-        // Arguments are kept on one stack, which saves an allocation for each call.
-        let start = self.arguments.len();
-        for (position, operand) in call.operands.iter().enumerate() {
-            let parameter = function.parameter(position);
-            if let Some((value, steps)) = self.shared(dot, operand)
-                && fits(value, parameter)
-            {
-                self.at(Place::Operand(operand));
-                self.steps(1 + steps)?;
-                self.arguments.push(Cow::Borrowed(value));
-                continue;
-            }
-            self.step()?;
-            let argument = self.typed(dot, parameter, operand)?;
-            self.arguments.push(argument.value);
-        }
-        if let Some(last) = call.last {
-            self.fit(&mut last.value, function.parameter(call.operands.len()))?;
-            self.arguments.push(last.take().value);
-        }
+        let (start, operands) = (self.arguments.len(), call.operands);
+        self.push_arguments(dot, function, call)?;
         let failure = if function.evaluation == Evaluation::Call {
-            let callee = call.operands.first().map(ToString::to_string);
+            let callee = operands.first().map(ToString::to_string);
             let arguments = self.arguments.split_off(start);
             match self.call_value(callee.as_deref(), &arguments) {
                 Ok(slot) => return Ok(slot),
@@ -100,6 +71,46 @@ impl<'a> State<'a, '_, '_> {
                 Err(self.error_of(ErrorKind::Limit(limit), &message))
             }
         }
+    }
+
+    /// Checks the number of arguments.
+    fn check_count(&self, function: &Function, name: &Text, call: &Arguments<'a, '_>) -> Result<(), Fault> {
+        let given = call.operands.len() + usize::from(call.last.is_some());
+        let fixed = function.fixed();
+        if function.is_variadic && given < fixed {
+            let (name, count) = (name.to_str(), call.operands.len());
+            return self.error(format!(
+                "wrong number of args for {name}: want at least {fixed} got {count}"
+            ));
+        }
+        if !function.is_variadic && given != fixed {
+            let name = name.to_str();
+            return self.error(format!("wrong number of args for {name}: want {fixed} got {given}"));
+        }
+        Ok(())
+    }
+
+    /// Evaluates the arguments of a call. They are kept on one stack, which saves an allocation for each call.
+    fn push_arguments(&mut self, dot: &Slot<'a>, function: &Function, call: Arguments<'a, '_>) -> Result<(), Fault> {
+        for (position, operand) in call.operands.iter().enumerate() {
+            let parameter = function.parameter(position);
+            if let Some((value, steps)) = self.shared(dot, operand)
+                && fits(value, parameter)
+            {
+                self.at(Place::Operand(operand));
+                self.steps(1 + steps)?;
+                self.arguments.push(Cow::Borrowed(value));
+                continue;
+            }
+            self.step()?;
+            let argument = self.typed(dot, parameter, operand)?;
+            self.arguments.push(argument.value);
+        }
+        if let Some(last) = call.last {
+            self.fit(&mut last.value, function.parameter(call.operands.len()))?;
+            self.arguments.push(last.take().value);
+        }
+        Ok(())
     }
 
     fn short_circuit(&mut self, dot: &Slot<'a>, call: Arguments<'a, '_>, until: bool) -> Result<Slot<'a>, Fault> {
