@@ -94,7 +94,7 @@ pub struct HttpConnection {
 
 impl HttpConnection {
     /// Returns true for gRPC-Web, the only declared protocol with a filter of its own.
-    pub(crate) fn is_grpc_web(&self) -> bool {
+    pub(super) fn is_grpc_web(&self) -> bool {
         self.protocol == Protocol::GrpcWeb
     }
 
@@ -118,7 +118,7 @@ impl HttpConnection {
 
 impl FilterStack<'_> {
     /// Returns the encoded connection manager without statistics prefix and routes.
-    pub(crate) fn shared_manager(&self, http: &HttpConnection) -> Memoized<Noted<Encoded<HttpConnectionManager>>> {
+    fn shared_manager(&self, http: &HttpConnection) -> Memoized<Noted<Encoded<HttpConnectionManager>>> {
         let key = ManagerKey {
             stack: self.key(),
             base: http.base.encode_to_vec(),

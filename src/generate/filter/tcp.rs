@@ -125,7 +125,7 @@ pub struct TcpChain {
 
 impl FilterStack<'_> {
     /// Returns the access logs of TCP proxies, encoded as their fields.
-    pub(crate) fn shared_tcp_logs(&self) -> Memoized<Noted<Encoded<TcpProxy>>> {
+    fn shared_tcp_logs(&self) -> Memoized<Noted<Encoded<TcpProxy>>> {
         self.shared(&self.memo().logs, self.key(), |stack| {
             Encoded::of(&TcpProxy {
                 access_log: stack.access_logs(LogPosition::Tcp),

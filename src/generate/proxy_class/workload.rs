@@ -103,7 +103,7 @@ pub(crate) fn entry<'a>(
 }
 
 /// Returns true if a registry object of this namespace may apply to the proxy.
-pub(crate) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
+pub(super) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
     let own = proxy.node.metadata_value(MetadataKey::Namespace);
     own.is_empty() || *namespace == own.as_str()
 }
@@ -115,7 +115,7 @@ pub(crate) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
 ///
 /// Parity (pilot/pkg/serviceregistry/aggregate/controller.go, `GetProxyWorkloadLabels`): ServiceEntries are a registry
 /// of the config cluster. The services of a proxy, in contrast, are those of ServiceEntries in any case.
-pub(crate) fn labels_and_locality(
+pub(super) fn labels_and_locality(
     ctx: &BuildContext,
     proxy: &Proxy,
     pod: Option<&Shared<Pod>>,

@@ -46,7 +46,7 @@ use crate::{
 use super::matches;
 
 /// Name of the fault filter.
-pub(crate) const FAULT: &str = "envoy.filters.http.fault";
+pub(super) const FAULT: &str = "envoy.filters.http.fault";
 /// Name of the CORS filter.
 pub(crate) const CORS: &str = "envoy.filters.http.cors";
 /// Name of the stateful session filter.
@@ -93,7 +93,7 @@ pub(crate) fn percent(declared: Percent) -> FractionalPercent {
 }
 
 /// Returns a whole percentage.
-pub(crate) fn whole_percent(numerator: u32) -> FractionalPercent {
+pub(super) fn whole_percent(numerator: u32) -> FractionalPercent {
     FractionalPercent {
         numerator,
         denominator: DenominatorType::Hundred.into(),

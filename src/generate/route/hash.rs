@@ -28,7 +28,7 @@ pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destin
 }
 
 /// Returns the consistent hash of a service port: the first of port and rule that has one.
-pub(crate) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&ConsistentHashLb> {
+pub(super) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&ConsistentHashLb> {
     let whole = rule.spec.traffic_policy.as_deref();
     of_port_settings(whole, port).or_else(|| of_policy(whole))
 }

@@ -14,13 +14,13 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HeaderChanges {
     /// Headers to set, followed by headers to add.
-    pub(crate) request_add: Vec<HeaderValueOption>,
+    pub(super) request_add: Vec<HeaderValueOption>,
     /// Headers to remove.
-    pub(crate) request_remove: Vec<String>,
+    pub(super) request_remove: Vec<String>,
     /// Headers to set, followed by headers to add.
-    pub(crate) response_add: Vec<HeaderValueOption>,
+    pub(super) response_add: Vec<HeaderValueOption>,
     /// Headers to remove.
-    pub(crate) response_remove: Vec<String>,
+    pub(super) response_remove: Vec<String>,
     /// Value of `host` or `:authority`: a rewrite of the host, not a header operation.
     pub(crate) authority: Option<String>,
 }

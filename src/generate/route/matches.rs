@@ -57,7 +57,7 @@ pub(crate) fn route_match(declared: Option<&HttpMatchRequest>, semantics: Semant
 }
 
 /// Returns true if the match accepts every request, so that later routes are unreachable.
-pub(crate) fn is_catch_all(declared: &RouteMatch) -> bool {
+pub(super) fn is_catch_all(declared: &RouteMatch) -> bool {
     let any_path = match &declared.path_specifier {
         Some(PathSpecifier::Prefix(prefix) | PathSpecifier::PathSeparatedPrefix(prefix)) => prefix == "/",
         Some(PathSpecifier::SafeRegex(regex)) => regex.regex == ".*",

@@ -13,7 +13,7 @@ pub(crate) struct Translation<'a> {
     /// Attributes of the proxy.
     pub(crate) client: &'a RouteProxyView,
     /// True if the labels of the requests' clients are unknown, so that no match of labels applies.
-    pub(crate) clients_are_unknown: bool,
+    pub(super) clients_are_unknown: bool,
     /// [`MESH_GATEWAY`](crate::model::virtual_service::MESH_GATEWAY), or `namespace/name` of the Gateway.
     pub(crate) gateway: &'a str,
     /// Port of the listener, or of the server on gateways; 0 for route configurations of all ports.
@@ -21,7 +21,7 @@ pub(crate) struct Translation<'a> {
     /// True if the server terminates TLS.
     pub(crate) tls: bool,
     /// True if responses advertise HTTP/3.
-    pub(crate) advertise_http3: bool,
+    pub(super) advertise_http3: bool,
     /// Port of destinations that have none.
     pub(crate) inference: PortInference,
     /// Rows of the destinations.

@@ -15,7 +15,7 @@ pub(crate) struct RuleContext<'a> {
     /// Namespace of the policy.
     pub(crate) namespace: &'a Namespace,
     /// Treatment of items that cannot be expressed.
-    pub(crate) leniency: Leniency,
+    pub(super) leniency: Leniency,
 }
 
 /// Treatment of an item that cannot be expressed in a context, such as a path in a TCP chain. Both variants allow less
@@ -103,7 +103,7 @@ impl<'r, A> Item<'r, A> {
 }
 
 /// Returns the conjunction of all items; `None` if the rule must be skipped.
-pub(crate) fn conjunction<A: Attribute>(items: &[Item<A>], context: &RuleContext) -> Option<A::Expression> {
+pub(super) fn conjunction<A: Attribute>(items: &[Item<A>], context: &RuleContext) -> Option<A::Expression> {
     let mut parts = Vec::new();
     for item in items {
         let positive = rendered(&item.attribute, &item.values, context)?;

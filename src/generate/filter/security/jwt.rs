@@ -39,7 +39,7 @@ use crate::{
 /// JWK set that accepts no token, for issuers whose keys are unknown: Envoy refuses a listener with an empty key set.
 /// The key is a point of P-256 whose private key is unknown: x is the SHA-256 of `istiod: no token of this issuer is
 /// valid 3` (the first number that yields a point), y the even one of the two.
-pub(crate) const UNFULFILLABLE: &str = concat!(
+const UNFULFILLABLE: &str = concat!(
     r#"{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unavailable","#,
     r#""x":"fgtJuWQhy1MjRv1YEo4ANqhU3svtg4pzPvUPV6hgVbM","y":"aaUIsWGtVHDe8cySM1SG6jLVLifI6mJTEkDQgS9nGk4"}]}"#
 );

@@ -106,7 +106,7 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// Returns a regular expression in which each star matches `any`.
-pub(crate) fn quote_with_stars(text: &str, any: &str) -> String {
+pub(super) fn quote_with_stars(text: &str, any: &str) -> String {
     text.split('*').map(quote).collect::<Vec<_>>().join(any)
 }
 

@@ -100,7 +100,7 @@ impl OperationAttribute<'_> {
 }
 
 /// Returns true if a path has template operators.
-pub(crate) fn is_path_template(path: &str) -> bool {
+pub(super) fn is_path_template(path: &str) -> bool {
     path.contains("{*}") || path.contains("{**}")
 }
 

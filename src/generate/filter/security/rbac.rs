@@ -41,7 +41,7 @@ pub(crate) struct Rules {
     /// Shadow rules, which are only evaluated.
     pub(crate) shadow: Option<Rbac>,
     /// Prefix of the shadow rules' results.
-    pub(crate) shadow_prefix: &'static str,
+    pub(super) shadow_prefix: &'static str,
 }
 
 impl Rules {
@@ -76,7 +76,7 @@ pub(crate) fn http_filters(stack: &FilterStack, peer_source: PeerSource) -> Vec<
 }
 
 /// Returns HTTP filters with the rules of TCP chains.
-pub(crate) fn connection_filters(stack: &FilterStack) -> Vec<HttpFilter> {
+pub(super) fn connection_filters(stack: &FilterStack) -> Vec<HttpFilter> {
     let rules = rules(stack, Traffic::Tcp, PeerSource::Tls).into_iter();
     rules.map(Rules::http_filter).collect()
 }

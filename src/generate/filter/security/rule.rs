@@ -37,7 +37,7 @@ pub(crate) enum Skipped {
 }
 
 /// Returns true if a policy has paths that need the template matcher.
-pub(crate) fn has_path_template(policy: &Config<AuthorizationPolicy>) -> bool {
+pub(super) fn has_path_template(policy: &Config<AuthorizationPolicy>) -> bool {
     let operations = policy.spec.rules.iter().flat_map(|rule| &rule.to);
     operations
         .filter_map(|to| to.operation.as_ref())

@@ -25,7 +25,7 @@ impl<'m> TrustDomains<'m> {
 
     /// Adds equivalent principals (`<trust domain>/ns/<namespace>/sa/<account>`). Principals of other forms, of any
     /// domain (`*/ns/…`) and of foreign domains stay unchanged.
-    pub(crate) fn expand_principals(&self, principals: &[String]) -> Vec<String> {
+    pub(super) fn expand_principals(&self, principals: &[String]) -> Vec<String> {
         principals
             .iter()
             .flat_map(|principal| self.expanded(principal))
@@ -62,7 +62,7 @@ impl<'m> TrustDomains<'m> {
     }
 
     /// Adds the mesh's other trust domains to those that are named, without duplicates. A policy may name very many.
-    pub(crate) fn expand_domains(&self, domains: &[String]) -> Vec<String> {
+    pub(super) fn expand_domains(&self, domains: &[String]) -> Vec<String> {
         let (mut known, mut expanded) = (BTreeSet::new(), Vec::new());
         for domain in domains {
             let is_own = self.0.contains(&domain.as_str());

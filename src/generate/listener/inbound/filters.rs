@@ -54,7 +54,7 @@ pub(crate) struct InboundPort {
     /// Address, which is part of names even if the virtual listener has the chains.
     pub(crate) bind: SmolStr,
     /// Additional addresses.
-    pub(crate) further_binds: Vec<SmolStr>,
+    pub(super) further_binds: Vec<SmolStr>,
     /// True if it binds a socket of its own.
     pub(crate) bind_to_port: bool,
     /// Host of the service, or a name for the Sidecar.
@@ -130,7 +130,7 @@ impl InboundPort {
     }
 
     /// Returns the name of its chains.
-    pub(crate) fn chain_name(&self, inside: InnerProtocol) -> String {
+    pub(super) fn chain_name(&self, inside: InnerProtocol) -> String {
         match (self.passthrough, inside) {
             (true, InnerProtocol::Http) => "virtualInbound-catchall-http".to_owned(),
             (true, InnerProtocol::Tcp) => VIRTUAL_INBOUND.to_owned(),
@@ -229,7 +229,7 @@ impl InboundListenerBuilder<'_> {
     }
 
     /// Returns the filters of a TCP chain.
-    pub(crate) fn tcp_filters(&self, port: &InboundPort) -> NetworkFilters {
+    pub(super) fn tcp_filters(&self, port: &InboundPort) -> NetworkFilters {
         let cluster = port.cluster();
         let mut proxy = plain_proxy(&cluster);
         let pattern = &self.stack.mesh.inbound_cluster_stat_name;

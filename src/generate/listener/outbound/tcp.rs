@@ -36,7 +36,7 @@ use crate::{
 
 impl OutboundListenerBuilder<'_> {
     /// Returns the chains of a TCP, TLS or undeclared port.
-    pub(crate) fn tcp_chains(&self, member: &ListenerService, service: &Service) -> Vec<Chain> {
+    pub(super) fn tcp_chains(&self, member: &ListenerService, service: &Service) -> Vec<Chain> {
         if member.is_surplus {
             return vec![self.refusal(member, service)];
         }
