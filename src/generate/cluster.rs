@@ -22,13 +22,13 @@ mod tunnel;
 mod waypoint;
 
 pub use added::{AddedKey, AddedPart};
-pub use inbound::{InboundKey, InboundPart};
+pub use inbound::{InboundClusterKey, InboundClusterPart};
 pub(super) use load_balancer::consistent_hash;
 pub(super) use service::{has_persistent_sessions, identities, statuses_of_sessions};
 pub use static_clusters::{StaticKey, StaticPart};
 pub use tunnel::TunnelCluster;
-pub use waypoint::WaypointPart;
-pub use {outbound::OutboundPart, outbound_key::OutboundKey};
+pub use waypoint::WaypointClusterPart;
+pub use {outbound::OutboundClusterPart, outbound_key::OutboundClusterKey};
 
 use super::{
     BuildContext, EncodedResource,
@@ -48,11 +48,11 @@ use builder::EncodedCluster;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ClusterPart {
     /// Clusters of the services in a scope, and their endpoints.
-    Outbound(OutboundPart),
+    Outbound(OutboundClusterPart),
     /// Clusters of the workload's own ports.
-    Inbound(InboundPart),
+    Inbound(InboundClusterPart),
     /// Clusters of the services behind a waypoint, and their endpoints.
-    Waypoint(WaypointPart),
+    Waypoint(WaypointClusterPart),
     /// Clusters that do not depend on services.
     Static(StaticPart),
     /// Clusters that EnvoyFilters add.
@@ -63,9 +63,9 @@ pub enum ClusterPart {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ClusterKey {
     /// A service port or subset.
-    Outbound(OutboundKey),
+    Outbound(OutboundClusterKey),
     /// A port of the workload.
-    Inbound(InboundKey),
+    Inbound(InboundClusterKey),
     /// A cluster that does not depend on services.
     Static(StaticKey),
     /// A cluster that an EnvoyFilter adds.
@@ -110,7 +110,7 @@ fn add_clusters(keys: impl IntoIterator<Item = ClusterKey>, list: &mut impl Clus
 
 /// Selects the cluster parts of a proxy.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
-    let outbound = OutboundPart::select(ctx, selected)
+    let outbound = OutboundClusterPart::select(ctx, selected)
         .into_iter()
         .map(ClusterPart::Outbound);
     let mut parts: Vec<ClusterPart> = outbound.collect();
@@ -121,12 +121,12 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
         // one is sent.
         ProxyType::Sidecar => {
             parts.extend(added(PatchContext::SidecarOutbound));
-            parts.extend(InboundPart::select(ctx, selected).map(ClusterPart::Inbound));
+            parts.extend(InboundClusterPart::select(ctx, selected).map(ClusterPart::Inbound));
             parts.extend(added(PatchContext::SidecarInbound));
         }
         ProxyType::Router => parts.extend(added(PatchContext::Gateway)),
         ProxyType::Waypoint => {
-            let behind = WaypointPart::select(ctx, selected).into_iter();
+            let behind = WaypointClusterPart::select(ctx, selected).into_iter();
             parts.extend(behind.map(ClusterPart::Waypoint));
             parts.extend(added(PatchContext::SidecarInbound));
         }

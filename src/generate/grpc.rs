@@ -86,9 +86,9 @@ struct Server {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum GrpcKey {
     /// A target of the client.
-    Outbound(listener::OutboundKey),
+    Outbound(listener::TargetListenerKey),
     /// A socket of the server.
-    Inbound(listener::InboundKey),
+    Inbound(listener::ServerListenerKey),
     /// A cluster.
     Cluster(cluster::ClusterKey),
 }

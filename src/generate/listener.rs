@@ -27,26 +27,26 @@ use super::{
 use crate::{base::Hashed, model::sidecar_scope::OutboundPolicy};
 use gateway::{GatewayKey, GatewayPart};
 use hbone::{HbonePart, InternalKey, OriginateKey, TerminateKey};
-use inbound::{InboundKey, InboundPart, InboundProxyView};
+use inbound::{InboundListenerKey, InboundListenerPart, InboundProxyView};
 use outbound::{
-    OutboundPart, catch_all_cluster,
-    listener::OutboundKey,
+    OutboundListenerPart, catch_all_cluster,
+    listener::OutboundListenerKey,
     proxy_view::OutboundListenerProxyView,
     virtual_listener::{HttpProxyKey, VirtualOutboundKey},
 };
-use waypoint::{CrossingPart, WaypointKey, WaypointPart};
+use waypoint::{CrossingPart, WaypointKey, WaypointListenerPart};
 
 /// Inputs of the selection of a listener part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ListenerPart {
     /// Outbound listeners of a sidecar.
-    Outbound(OutboundPart),
+    Outbound(OutboundListenerPart),
     /// Inbound listeners of a sidecar.
-    Inbound(InboundPart),
+    Inbound(InboundListenerPart),
     /// Listeners of a gateway.
     Gateway(GatewayPart),
     /// Listeners of a waypoint.
-    Waypoint(WaypointPart),
+    Waypoint(WaypointListenerPart),
     /// Listeners of a gateway for nested tunnels.
     Crossing(CrossingPart),
     /// HBONE listeners.
@@ -59,13 +59,13 @@ pub enum ListenerPart {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ListenerKey {
     /// A listener for service ports.
-    Outbound(OutboundKey),
+    Outbound(OutboundListenerKey),
     /// The listener of intercepted outbound connections.
     VirtualOutbound(VirtualOutboundKey),
     /// The HTTP proxy.
     HttpProxy(HttpProxyKey),
     /// An inbound listener.
-    Inbound(InboundKey),
+    Inbound(InboundListenerKey),
     /// A listener of a gateway.
     Gateway(GatewayKey),
     /// The listener that originates tunnels.
@@ -92,7 +92,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ListenerPart> {
             std::iter::once(gateway).chain(crossing).chain(hbone).collect()
         }
         ProxyType::Waypoint => {
-            let waypoint = ListenerPart::Waypoint(WaypointPart::of(ctx, selected, &filters));
+            let waypoint = ListenerPart::Waypoint(WaypointListenerPart::of(ctx, selected, &filters));
             // Only gateways between networks have Gateways.
             let has_gateways = !selected.gateways.is_empty();
             let gateway = has_gateways.then(|| ListenerPart::Gateway(GatewayPart::of(ctx, selected, &filters)));
@@ -119,11 +119,11 @@ fn sidecar(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxy
         return hbone.into_iter().collect();
     }
     let mut parts = vec![
-        ListenerPart::Outbound(OutboundPart {
+        ListenerPart::Outbound(OutboundListenerPart {
             scope: selected.scope.clone(),
             client: OutboundListenerProxyView::of(ctx, selected, filters),
         }),
-        ListenerPart::Inbound(InboundPart { client: inbound }),
+        ListenerPart::Inbound(InboundListenerPart { client: inbound }),
     ];
     parts.extend(hbone);
     parts
@@ -149,7 +149,7 @@ impl ListenerPart {
 }
 
 /// Returns the outbound listeners that do not depend on services.
-fn static_listeners(ctx: &BuildContext, part: &OutboundPart) -> Vec<ListenerKey> {
+fn static_listeners(ctx: &BuildContext, part: &OutboundListenerPart) -> Vec<ListenerKey> {
     let client = &part.client;
     let mut keys = Vec::new();
     let mesh_port = ctx.mesh_config().proxy_http_port as u32;

@@ -45,7 +45,7 @@ const NO_CLEANUP_SECONDS: i64 = 9_223_372_035;
 
 /// Inbound clusters of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct InboundPart {
+pub struct InboundClusterPart {
     /// Namespace of the workload.
     pub namespace: Namespace,
     /// Service ports that it serves.
@@ -68,7 +68,7 @@ pub struct InboundPart {
 
 /// One inbound cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct InboundKey {
+pub struct InboundClusterKey {
     /// Port in the cluster's name: that of the workload, or of the Sidecar's listener.
     pub port: u32,
     /// Address and port of the endpoint; `None` for the original destination.
@@ -94,7 +94,7 @@ pub struct InboundKey {
     pub patches: Shared<[PatchRef]>,
 }
 
-impl InboundPart {
+impl InboundClusterPart {
     /// Selects the part of a sidecar, if it has one.
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
         let proxy = selected.proxy;
@@ -145,7 +145,7 @@ impl InboundPart {
     }
 
     /// Returns one cluster for each workload port of a service, unless a listener of the Sidecar has the port.
-    fn service_keys(&self, ctx: &BuildContext, ingress: &[IstioIngressListener]) -> Vec<InboundKey> {
+    fn service_keys(&self, ctx: &BuildContext, ingress: &[IstioIngressListener]) -> Vec<InboundClusterKey> {
         let mut ports: BTreeMap<u32, Vec<&ServiceTarget>> = BTreeMap::new();
         for target in self.targets.iter() {
             ports.entry(target.target_port).or_default().push(target);
@@ -164,7 +164,7 @@ impl InboundPart {
                 .map(|target| (target.service.clone(), target.port))
                 .collect()
         };
-        free.map(|(port, targets)| InboundKey {
+        free.map(|(port, targets)| InboundClusterKey {
             rule: targets.first().and_then(|target| self.rule(ctx, &target.service)),
             own_port: targets.first().and_then(|target| target.own.clone()),
             services: services(&targets).into(),
@@ -174,12 +174,12 @@ impl InboundPart {
         .collect()
     }
 
-    fn listener_key(&self, ctx: &BuildContext, listener: &IstioIngressListener) -> Option<InboundKey> {
+    fn listener_key(&self, ctx: &BuildContext, listener: &IstioIngressListener) -> Option<InboundClusterKey> {
         let port = port_of(listener);
         let endpoint = self.endpoint(&listener.default_endpoint)?;
         // The first service with the listener's port owns the cluster.
         let owner = self.targets.iter().find(|target| target.target_port == port);
-        Some(InboundKey {
+        Some(InboundClusterKey {
             rule: owner.and_then(|target| self.rule(ctx, &target.service)),
             services: owner
                 .map(|target| (target.service.clone(), port))
@@ -191,8 +191,8 @@ impl InboundPart {
         })
     }
 
-    fn key(&self, port: u32, endpoint: Option<(SmolStr, u32)>) -> InboundKey {
-        InboundKey {
+    fn key(&self, port: u32, endpoint: Option<(SmolStr, u32)>) -> InboundClusterKey {
+        InboundClusterKey {
             port,
             endpoint,
             services: Shared::from(Vec::new()),
@@ -284,7 +284,7 @@ fn port_of(listener: &IstioIngressListener) -> u32 {
     listener.port.as_ref().map_or(0, |port| port.number)
 }
 
-impl InboundKey {
+impl InboundClusterKey {
     /// Builds the cluster.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         match self.cluster(ctx) {

@@ -7,7 +7,7 @@ use super::{
     ClusterKey, ClusterList, ClusterResource,
     discovery::DiscoveryTypes,
     dynamic, finished,
-    outbound_key::{InlineProxyView, OutboundKey},
+    outbound_key::{InlineProxyView, OutboundClusterKey},
     referenced_services::{ServiceRestriction, ServiceSet},
     service::Context,
 };
@@ -36,7 +36,7 @@ use crate::{
 
 /// Outbound clusters of a scope with their endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundPart {
+pub struct OutboundClusterPart {
     /// Scope.
     pub scope: ScopeKey,
     /// Attributes of the proxy.
@@ -49,7 +49,7 @@ pub struct OutboundPart {
     pub restriction: Option<ServiceRestriction>,
 }
 
-impl OutboundPart {
+impl OutboundClusterPart {
     /// Selects the parts of a proxy.
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<Self> {
         let client = UpstreamProxyView::of(ctx, selected);
@@ -153,14 +153,14 @@ impl UpstreamProxyView {
 
 /// Resources of a part while they are listed.
 struct Listing<'a> {
-    part: &'a OutboundPart,
+    part: &'a OutboundClusterPart,
     patches: ClusterPatches<'a>,
     /// EDS names requested because of patches and not listed yet.
     requested: BTreeSet<String>,
 }
 
 impl<'a> Listing<'a> {
-    fn of(part: &'a OutboundPart, ctx: &BuildContext<'a>) -> Self {
+    fn of(part: &'a OutboundClusterPart, ctx: &BuildContext<'a>) -> Self {
         let patches = &part.client.patches;
         let context = if part.client.socket.is_router {
             PatchContext::Gateway
@@ -256,7 +256,7 @@ impl<'a> Listing<'a> {
         for subset in std::iter::once("").chain(subsets) {
             let policy = policies.of_subset(subset);
             let discovery = types.of(rule, subset, policy);
-            let key = self.patched(OutboundKey {
+            let key = self.patched(OutboundClusterKey {
                 service: service.key.clone(),
                 port: port.number,
                 merged,
@@ -272,7 +272,7 @@ impl<'a> Listing<'a> {
                 if let Some(endpoints) = endpoints() {
                     let ip_mode = part.client.ip_mode;
                     let inline = Some(InlineProxyView { ip_mode, endpoints });
-                    listed.push(OutboundKey { inline, ..key }.listed());
+                    listed.push(OutboundClusterKey { inline, ..key }.listed());
                 }
                 continue;
             }
@@ -290,7 +290,7 @@ impl<'a> Listing<'a> {
 
     /// Adds the patches that apply to the cluster. If they may turn it into an EDS cluster, its endpoints are
     /// requested.
-    fn patched(&mut self, key: OutboundKey) -> OutboundKey {
+    fn patched(&mut self, key: OutboundClusterKey) -> OutboundClusterKey {
         if self.patches.is_empty() {
             return key;
         }
@@ -298,7 +298,7 @@ impl<'a> Listing<'a> {
         if !patches.is_empty() && self.patches.makes_eds() {
             self.requested.insert(key.name());
         }
-        OutboundKey { patches, ..key }
+        OutboundClusterKey { patches, ..key }
     }
 
     /// Lists requested endpoints whose clusters do not use EDS by themselves, or belong to another part.
@@ -310,7 +310,7 @@ impl<'a> Listing<'a> {
                 continue;
             };
             let found = self.rule(ctx, service);
-            let key = OutboundKey {
+            let key = OutboundClusterKey {
                 service: service.key.clone(),
                 port: parsed.port,
                 merged: scope.merged_port(&service.key, parsed.port),
@@ -345,7 +345,7 @@ fn passes_mtls_through(ctx: &BuildContext, selected: &Selected) -> bool {
         && GatewayView::of(ctx, selected).merged(ctx).auto_passthrough
 }
 
-impl OutboundKey {
+impl OutboundClusterKey {
     pub(super) fn listed(self) -> ClusterResource {
         ClusterResource::Cluster(ClusterKey::Outbound(self))
     }

@@ -10,7 +10,7 @@ use crate::{
 
 /// One outbound cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundKey {
+pub struct OutboundClusterKey {
     /// The service.
     pub service: ServiceKey,
     /// Service port.
@@ -40,7 +40,7 @@ pub struct InlineProxyView {
     pub endpoints: EndpointProxyView,
 }
 
-impl OutboundKey {
+impl OutboundClusterKey {
     /// Returns the cluster name.
     pub fn name(&self) -> String {
         self.mode.cluster_name(self.port, &self.subset, &self.service.hostname)

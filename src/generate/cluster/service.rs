@@ -9,7 +9,7 @@ use super::{
     connection_pool,
     discovery::{self, DiscoveryTypes},
     dynamic, load_balancer,
-    outbound_key::OutboundKey,
+    outbound_key::OutboundClusterKey,
     outlier,
     tls::{self, TlsInputs},
     tunnel,
@@ -51,7 +51,7 @@ const CARES_RESOLVER: &str = "envoy.network.dns_resolver.cares";
 
 /// Inputs of one outbound cluster.
 pub(super) struct Context<'a> {
-    pub(super) key: &'a OutboundKey,
+    pub(super) key: &'a OutboundClusterKey,
     pub(super) ctx: &'a BuildContext<'a>,
     pub(super) service: &'a Service,
     pub(super) port: &'a ServicePort,

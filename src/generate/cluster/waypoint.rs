@@ -5,7 +5,7 @@ use super::{
     ClusterResource,
     discovery::DiscoveryTypes,
     dynamic,
-    outbound_key::{InlineProxyView, OutboundKey},
+    outbound_key::{InlineProxyView, OutboundClusterKey},
 };
 use crate::{
     base::{Hashed, Shared},
@@ -29,7 +29,7 @@ use crate::{
 
 /// Clusters of the services behind a waypoint, with their endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WaypointPart {
+pub struct WaypointClusterPart {
     /// Waypoint.
     pub waypoint: WaypointView,
     /// Attributes that clusters depend on.
@@ -38,7 +38,7 @@ pub struct WaypointPart {
     pub location: Option<ProxyLocation>,
 }
 
-impl WaypointPart {
+impl WaypointClusterPart {
     /// Selects the parts of a waypoint.
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<Self> {
         let general = Self {
@@ -96,7 +96,7 @@ impl WaypointPart {
 
 /// Resources of one service while they are listed.
 struct Listing<'a> {
-    part: &'a WaypointPart,
+    part: &'a WaypointClusterPart,
     service: &'a Service,
     rule: Option<&'a (RuleRef, Shared<DestinationRule>)>,
     patches: &'a Shared<[PatchRef]>,
@@ -105,7 +105,7 @@ struct Listing<'a> {
 
 impl Listing<'_> {
     fn list_port(&mut self, ctx: &BuildContext, port: &ServicePort, traffic: VipTraffic) {
-        let WaypointPart {
+        let WaypointClusterPart {
             waypoint,
             client,
             location,
@@ -122,7 +122,7 @@ impl Listing<'_> {
         let endpoint_policies = PortPolicies::of(of_endpoints.map(|(_, rule)| &**rule), port.number);
         let subsets = rule.into_iter().flat_map(|rule| traffic_policy::subset_names(rule));
         for subset in std::iter::once("").chain(subsets) {
-            let key = OutboundKey {
+            let key = OutboundClusterKey {
                 service: service.key.clone(),
                 port: port.number,
                 merged: None,
@@ -139,7 +139,7 @@ impl Listing<'_> {
                 if let Some(endpoints) = endpoints {
                     let ip_mode = client.ip_mode;
                     let inline = Some(InlineProxyView { ip_mode, endpoints });
-                    self.listed.push(OutboundKey { inline, ..key }.listed());
+                    self.listed.push(OutboundClusterKey { inline, ..key }.listed());
                 }
                 continue;
             }

@@ -44,7 +44,7 @@ const INBOUND: &str = "xds.istio.io/grpc/lds/inbound/";
 
 /// Inputs of the listener of one target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundKey {
+pub struct TargetListenerKey {
     /// Host as requested.
     host: SmolStr,
     /// Service as the client sees it.
@@ -57,7 +57,7 @@ pub struct OutboundKey {
 
 /// Inputs of the listener of one server socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct InboundKey {
+pub struct ServerListenerKey {
     /// Requested name.
     name: SmolStr,
     /// Address in the name.
@@ -104,7 +104,7 @@ pub(super) fn list(
             let ports = service.ports.iter().map(|port| port.number);
             let shown = ports.filter(|port| scope.shows_port(&scoped.key, *port) && requested.has_port(*port));
             keys.extend(shown.map(|port| {
-                GrpcKey::Outbound(OutboundKey {
+                GrpcKey::Outbound(TargetListenerKey {
                     host: host.clone(),
                     service: scoped.clone(),
                     port,
@@ -115,7 +115,9 @@ pub(super) fn list(
     }
     // The address in the name may be any text.
     let mut copies = BTreeMap::new();
-    let sockets = inbound.into_iter().filter_map(|name| InboundKey::of(client, name));
+    let sockets = inbound
+        .into_iter()
+        .filter_map(|name| ServerListenerKey::of(client, name));
     let sockets = sockets.filter(|key| has_room(&mut copies, key.port));
     keys.extend(sockets.map(GrpcKey::Inbound));
     keys
@@ -172,7 +174,7 @@ fn split_host_port(name: &str) -> Option<(&str, &str)> {
     .map(|host| (host, port))
 }
 
-impl OutboundKey {
+impl TargetListenerKey {
     pub(super) fn build(&self, ctx: &BuildContext) -> Built {
         let Some(service) = ctx.scoped(&self.service) else {
             return Built::none();
@@ -205,7 +207,7 @@ impl OutboundKey {
     }
 }
 
-impl InboundKey {
+impl ServerListenerKey {
     /// Returns the socket of a name; `None` if the server has no such port.
     fn of(client: &GrpcProxyView, name: &SmolStr) -> Option<Self> {
         let (address, port) = split_host_port(name.strip_prefix(INBOUND)?)?;

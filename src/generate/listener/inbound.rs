@@ -100,14 +100,14 @@ pub struct InboundProxyView {
 
 /// Inbound listeners of sidecars with equal views.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct InboundPart {
+pub struct InboundListenerPart {
     /// Attributes of the sidecar.
     pub client: Hashed<InboundProxyView>,
 }
 
 /// Inputs of one inbound listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct InboundKey {
+pub struct InboundListenerKey {
     /// Attributes of the sidecar.
     pub client: Hashed<InboundProxyView>,
     /// Port of an ingress listener with a socket of its own; `None` for [`VIRTUAL_INBOUND`].
@@ -341,11 +341,11 @@ fn unicast_address(addresses: &[SmolStr]) -> Option<SmolStr> {
     addresses.iter().find(is_unicast).cloned()
 }
 
-impl InboundPart {
+impl InboundListenerPart {
     /// Lists the listeners, the virtual one first.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
         let key = |own_socket| {
-            ListenerKey::Inbound(InboundKey {
+            ListenerKey::Inbound(InboundListenerKey {
                 client: self.client.clone(),
                 own_socket,
             })
@@ -360,7 +360,7 @@ impl InboundPart {
     }
 }
 
-impl InboundKey {
+impl InboundListenerKey {
     /// Builds the listener.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let client = &*self.client;

@@ -37,12 +37,12 @@ use crate::{
         virtual_service::{self, PortRoutes},
     },
 };
-use listener::{ChainKind, ListenPort, ListenerService, OutboundKey};
+use listener::{ChainKind, ListenPort, ListenerService, OutboundListenerKey};
 use proxy_view::OutboundListenerProxyView;
 
 /// Outbound listeners of the sidecars of one scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundPart {
+pub struct OutboundListenerPart {
     /// Scope.
     pub scope: ScopeKey,
     /// Further attributes of the proxy.
@@ -95,7 +95,7 @@ struct Request<'a> {
     egress: &'a EgressListener,
 }
 
-impl OutboundPart {
+impl OutboundListenerPart {
     /// Lists the listeners, by address and port.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
         let scope = ctx.tcp_scope(&self.scope);
@@ -139,7 +139,7 @@ impl OutboundPart {
                 } else {
                     &without_routes
                 };
-                ListenerKey::Outbound(OutboundKey {
+                ListenerKey::Outbound(OutboundListenerKey {
                     client: client.clone(),
                     binds: entry.binds,
                     bind_to_port: entry.bind_to_port,

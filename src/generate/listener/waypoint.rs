@@ -108,7 +108,7 @@ pub struct WaypointProxyView {
 
 /// Listeners of a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WaypointPart {
+pub struct WaypointListenerPart {
     /// Attributes of the waypoint.
     pub client: Hashed<WaypointProxyView>,
 }
@@ -145,7 +145,7 @@ pub enum WaypointKey {
     Forward(Hashed<FilterProxyView>),
 }
 
-impl WaypointPart {
+impl WaypointListenerPart {
     /// Selects the listeners of a waypoint.
     pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Self {
         let client = Hashed::new(WaypointProxyView {

@@ -45,7 +45,7 @@ use crate::{
 
 /// Inputs of one outbound listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundKey {
+pub struct OutboundListenerKey {
     /// Attributes of the sidecar.
     pub client: Hashed<OutboundListenerProxyView>,
     /// Addresses, the main one first.
@@ -124,10 +124,10 @@ pub(crate) struct OutboundListenerBuilder<'a> {
     /// Builder of filters.
     pub(crate) stack: FilterStack<'a>,
     /// Inputs.
-    pub(crate) key: &'a OutboundKey,
+    pub(crate) key: &'a OutboundListenerKey,
 }
 
-impl OutboundKey {
+impl OutboundListenerKey {
     /// Returns the name.
     pub fn name(&self) -> SmolStr {
         listener_name(&self.binds[0], self.port)

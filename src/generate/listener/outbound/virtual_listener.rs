@@ -3,7 +3,7 @@
 use smol_str::SmolStr;
 
 use super::{
-    listener::{OutboundKey, OutboundListenerBuilder, additional_addresses},
+    listener::{OutboundListenerBuilder, OutboundListenerKey, additional_addresses},
     proxy_view::OutboundListenerProxyView,
 };
 use crate::{
@@ -108,7 +108,7 @@ impl HttpProxyKey {
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let stack = FilterStack::new(ctx, &self.client.filters, ListenerClass::SidecarOutbound);
         let binds = loopbacks(self.client.vips.ip_mode).iter();
-        let key = OutboundKey {
+        let key = OutboundListenerKey {
             client: self.client.clone(),
             binds: binds.map(|bind| SmolStr::new_static(bind)).collect(),
             bind_to_port: true,
