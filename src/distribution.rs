@@ -52,7 +52,7 @@ use crate::{
     },
     task::{self, Tasks},
     xds::{
-        registry::{RefusedResource, Registry},
+        registry::{ConnectionRegistry, RefusedResource},
         share::quarantine::Refusal,
     },
 };
@@ -86,7 +86,7 @@ pub struct DistributionSources {
     /// The last pushes.
     pub tracker: Tracker,
     /// The live connections.
-    pub connections: Arc<Registry>,
+    pub connections: Arc<ConnectionRegistry>,
     /// Diagnostics of objects.
     pub ingest_status: Arc<IngestStatus>,
     /// This replica.

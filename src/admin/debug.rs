@@ -28,7 +28,7 @@ use crate::{
     kube::health::WatchMetrics,
     model::MeshSnapshot,
     push::push_loop::{Flushes, Inspect, PushHandle},
-    xds::registry::{LiveConnection, Registry},
+    xds::registry::{ConnectionRegistry, LiveConnection},
 };
 
 /// Returns the texts of the injection templates by name; `None` before they are known.
@@ -45,7 +45,7 @@ pub struct Sources {
     /// Pushes that do not wait for debouncing.
     pub flushes: Flushes,
     /// Live connections.
-    pub connections: Arc<Registry>,
+    pub connections: Arc<ConnectionRegistry>,
     /// Remote clusters, if Kubernetes is a source.
     pub remote: Option<watch::Receiver<Arc<RemoteClusters>>>,
     /// Watches of all clusters.

@@ -34,7 +34,7 @@ pub struct Overview {
     /// The refused resources.
     pub refusals: Vec<RefusalReport>,
     /// The last pushes of the replica that answers, the newest first.
-    pub pushes: Vec<PushReport>,
+    pub pushes: Vec<PushSummary>,
     /// Errors and warnings of objects.
     pub diagnostics: Vec<String>,
 }
@@ -88,7 +88,7 @@ pub struct RefusalReport {
 /// A push.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct PushReport {
+pub struct PushSummary {
     /// The revision.
     pub revision: u64,
     /// The time since its first change, in seconds.
@@ -233,10 +233,10 @@ fn connected(
     }
 }
 
-fn report(push: &PushRecord) -> PushReport {
+fn report(push: &PushRecord) -> PushSummary {
     let age = environment::now().saturating_duration_since(push.since);
     let objects = push.objects.iter();
-    PushReport {
+    PushSummary {
         revision: push.revision.0,
         age_seconds: age.as_secs_f64(),
         changes: push.events,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     api::Kind,
     base::ObjectKey,
-    xds::{registry::Registry, share::quarantine::Refusal},
+    xds::{registry::ConnectionRegistry, share::quarantine::Refusal},
 };
 
 /// The number of proxies that a message names.
@@ -18,7 +18,7 @@ pub struct RefusedObject {
     /// The object.
     pub key: ObjectKey,
     pub(super) refusal: Arc<Refusal>,
-    pub(super) connections: Arc<Registry>,
+    pub(super) connections: Arc<ConnectionRegistry>,
 }
 
 impl RefusedObject {

@@ -172,15 +172,15 @@ impl Distribution {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::distribution::overview::{ConnectedProxy, PushReport};
+    use crate::distribution::overview::{ConnectedProxy, PushSummary};
 
     fn overview(revision: u64, age_seconds: f64) -> Overview {
         Overview {
             revision,
-            pushes: vec![PushReport {
+            pushes: vec![PushSummary {
                 revision,
                 age_seconds,
-                ..PushReport::default()
+                ..PushSummary::default()
             }],
             ..Overview::default()
         }

@@ -38,7 +38,7 @@ const USUAL_METADATA: usize = 64 << 10;
 
 /// All live connections, oldest first.
 #[derive(Debug, Default)]
-pub struct Registry {
+pub struct ConnectionRegistry {
     numbers: AtomicU64,
     /// Locked for one insertion, removal or listing. With an owner task instead, each page would wait for it.
     connections: Mutex<BTreeMap<u64, Arc<LiveConnection>>>,
@@ -157,7 +157,7 @@ impl HeldBySource {
     }
 }
 
-impl Registry {
+impl ConnectionRegistry {
     /// Creates a registry whose connections charge their subscriptions here.
     pub(super) fn new(held: Arc<HeldBytes>, quarantine: Option<Arc<Quarantine>>) -> Self {
         Self {
@@ -415,7 +415,7 @@ pub(super) struct NewConnection {
 
 /// The registration of a connection, which ends when it is dropped.
 pub(super) struct Registration {
-    registry: Arc<Registry>,
+    registry: Arc<ConnectionRegistry>,
     number: u64,
     pub(super) connection: Arc<LiveConnection>,
 }
@@ -442,7 +442,7 @@ mod tests {
     use crate::{generate::fixture, xds::share::response_cache::tests::long_snapshot};
 
     /// Registers a client that subscribes to this many names, which no other client has.
-    fn subscriber(registry: &Arc<Registry>, source: &Source, id: &str, names: usize) -> Registration {
+    fn subscriber(registry: &Arc<ConnectionRegistry>, source: &Source, id: &str, names: usize) -> Registration {
         use crate::xds::{connection::SubscriptionChange, share::names::NameListInterner};
         let node = format!("sidecar~10.0.0.1~{id}.default~default.svc.cluster.local");
         let registration = registry.register(NewConnection {
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     fn r20_large_subscriptions_make_room_for_others() {
-        let registry = Arc::new(Registry::new(Arc::default(), None));
+        let registry = Arc::new(ConnectionRegistry::new(Arc::default(), None));
         let (greedy, modest) = (Source::Address(None), Source::Identity("gateway".into()));
         let large = subscriber(&registry, &greedy, "large", 5000);
         let larger = subscriber(&registry, &greedy, "larger", 6000);
@@ -490,7 +490,7 @@ mod tests {
 
     #[test]
     fn r20_large_metadata_makes_room_for_others() {
-        let registry = Arc::new(Registry::new(Arc::default(), None));
+        let registry = Arc::new(ConnectionRegistry::new(Arc::default(), None));
         let registered = |size_bytes: usize| {
             let metadata = json!({"ANNOTATIONS": {"a": "x".repeat(size_bytes)}});
             registry.register(NewConnection {
@@ -521,7 +521,7 @@ mod tests {
 
     #[test]
     fn the_last_connection_clears_the_response_cache() {
-        let registry = Arc::new(Registry::default());
+        let registry = Arc::new(ConnectionRegistry::default());
         let proxy = Arc::new(fixture::client(
             "sidecar~10.0.0.1~a.default~default.svc.cluster.local",
             &json!({}),

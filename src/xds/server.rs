@@ -27,7 +27,7 @@ use super::{
     message::{Body, Message, ResponseSender},
     metrics::Metrics,
     protocol::Protocol,
-    registry::{RefusedResource, Registry},
+    registry::{ConnectionRegistry, RefusedResource},
     request::{RequestOptions, Requests},
     share::{Interners, held::HeldBytes, quarantine::Quarantine},
     stream::{Ambient, EndReason, Shared, Stream, StreamTimeouts},
@@ -190,7 +190,7 @@ impl Server {
             .then(|| Arc::new(Quarantine::new(metrics.quarantined.clone())));
         let shared = Shared {
             groups,
-            registry: Arc::new(Registry::new(held.clone(), quarantine)),
+            registry: Arc::new(ConnectionRegistry::new(held.clone(), quarantine)),
             metrics,
             admission: Arc::new(Admission::new(options.limits, environment::now)),
             timeouts: options.timeouts,
@@ -252,7 +252,7 @@ impl Server {
     }
 
     /// Returns the live connections, for debug pages.
-    pub fn registry(&self) -> &Arc<Registry> {
+    pub fn registry(&self) -> &Arc<ConnectionRegistry> {
         &self.shared.registry
     }
 

@@ -20,7 +20,7 @@ use crate::{
         events::Events,
         message::{Message, ResponseSender, Sent},
         metrics::{Metrics, SentResponse},
-        registry::{LiveConnection, RefusedResource, Registry},
+        registry::{ConnectionRegistry, LiveConnection, RefusedResource},
         share::{Interners, quarantine::Refusal},
     },
 };
@@ -68,7 +68,7 @@ pub(in crate::xds) enum Ambient {
 /// The state that all streams share.
 pub(in crate::xds) struct Shared {
     pub(in crate::xds) groups: Groups,
-    pub(in crate::xds) registry: Arc<Registry>,
+    pub(in crate::xds) registry: Arc<ConnectionRegistry>,
     pub(in crate::xds) metrics: Metrics,
     pub(in crate::xds) admission: Arc<Admission>,
     pub(in crate::xds) timeouts: StreamTimeouts,

@@ -13,7 +13,7 @@ use crate::{
     model::{Installation, MeshSnapshot, fixture},
     push::{delivery::Tracker, push_loop::Flushes},
     task::Tasks,
-    xds::registry::Registry,
+    xds::registry::ConnectionRegistry,
 };
 
 const SYSTEM: &str = "spiffe://cluster.local/ns/istio-system/sa/istiod";
@@ -37,7 +37,7 @@ impl Harness {
         let (sender, mesh) = watch::channel(world.snapshot());
         let (inspect, _) = mpsc::channel(1);
         let (flushes, _) = Flushes::channel();
-        let connections = Arc::<Registry>::default();
+        let connections = Arc::<ConnectionRegistry>::default();
         let inputs = DistributionSources {
             mesh: mesh.clone(),
             inspect: inspect.clone(),

@@ -8,7 +8,7 @@ use super::{
     matcher::{self, Pattern},
     provider_name,
     rbac::{self, Rules, Translation},
-    trust_domain::TrustDomains,
+    trust_domain::MeshTrustDomains,
 };
 use crate::{
     api::Config,
@@ -135,7 +135,7 @@ fn treatments(stack: &FilterStack, traffic: Traffic, peer_source: PeerSource) ->
     let too_many = by_provider.len() > 1 && !stack.features().pilot_enable_multiple_custom_authz_providers;
     let translation = Translation {
         stack,
-        domains: TrustDomains::of(stack.mesh),
+        domains: MeshTrustDomains::of(stack.mesh),
         traffic,
         peer_source,
     };

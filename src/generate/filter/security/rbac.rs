@@ -6,7 +6,7 @@ use super::{
     HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, Traffic,
     item::{Leniency, RuleContext},
     rule::{self, Skipped},
-    trust_domain::TrustDomains,
+    trust_domain::MeshTrustDomains,
 };
 use crate::{
     api::{Config, istio::DRY_RUN},
@@ -113,7 +113,7 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<Htt
             };
             for (index, rule) in row.spec.rules.iter().enumerate() {
                 let name = format!("{}-{}-{index}", key.namespace, key.name);
-                match rule::policy(rule, &TrustDomains::none(), &context) {
+                match rule::policy(rule, &MeshTrustDomains::none(), &context) {
                     Ok(policy) => {
                         rules.policies.insert(name, policy);
                     }
@@ -154,7 +154,7 @@ fn rules(stack: &FilterStack, traffic: Traffic, peer_source: PeerSource) -> Vec<
     ];
     let translation = Translation {
         stack,
-        domains: TrustDomains::of(stack.mesh),
+        domains: MeshTrustDomains::of(stack.mesh),
         traffic,
         peer_source,
     };
@@ -183,7 +183,7 @@ pub(crate) struct Translation<'a> {
     /// Context of the filters.
     pub(crate) stack: &'a FilterStack<'a>,
     /// Trust domains of the mesh.
-    pub(crate) domains: TrustDomains<'a>,
+    pub(crate) domains: MeshTrustDomains<'a>,
     /// Traffic of the chain.
     pub(crate) traffic: Traffic,
     /// Source of the identity of the peer.

@@ -8,7 +8,7 @@ use super::{
     item::{Attribute, Expression, Item, RuleContext, conjunction},
     permission::{OperationAttribute, is_path_template},
     principal::SourceAttribute,
-    trust_domain::TrustDomains,
+    trust_domain::MeshTrustDomains,
 };
 use crate::{
     api::Config,
@@ -46,7 +46,7 @@ pub(super) fn has_path_template(policy: &Config<AuthorizationPolicy>) -> bool {
 }
 
 /// Translates a rule.
-pub(crate) fn policy(rule: &Rule, domains: &TrustDomains, context: &RuleContext) -> Result<Policy, Skipped> {
+pub(crate) fn policy(rule: &Rule, domains: &MeshTrustDomains, context: &RuleContext) -> Result<Policy, Skipped> {
     let (mut of_source, of_operation) = conditions(&rule.when)?;
     let mut sources: Vec<Sources> = rule
         .from
@@ -230,7 +230,7 @@ fn nested(text: &str) -> Option<Vec<&str>> {
 }
 
 /// Adds the mesh's other trust domains to those that are named.
-fn expand(items: &mut Sources, domains: &TrustDomains) {
+fn expand(items: &mut Sources, domains: &MeshTrustDomains) {
     for item in items {
         let expanded: &dyn Fn(&[String]) -> Vec<String> = match item.attribute {
             SourceAttribute::Principal => &|values| domains.expand_principals(values),

@@ -7,7 +7,7 @@ use super::{
     Traffic,
     item::{Leniency, RuleContext},
     rule::{self, Skipped},
-    trust_domain::TrustDomains,
+    trust_domain::MeshTrustDomains,
 };
 use crate::{
     base::Namespace,
@@ -38,7 +38,7 @@ fn policy(rule: &Value, (traffic, leniency): (Traffic, Leniency)) -> Result<Poli
         leniency,
     };
     let rule: Rule = json::from_json(rule, Unknown::Deny).expect("a rule");
-    rule::policy(&rule, &TrustDomains::of(&mesh), &context)
+    rule::policy(&rule, &MeshTrustDomains::of(&mesh), &context)
 }
 
 /// The items of the first alternative of each side.
@@ -232,7 +232,7 @@ fn many_trust_domains_keep_their_order() {
     let first = ["a", "old", "a", "new"].map(str::to_owned).into_iter();
     // Comparing each of them with all others takes minutes.
     let names: Vec<String> = first.chain((0..100_000).map(|number| format!("d{number}"))).collect();
-    let expanded = TrustDomains::of(&mesh()).expand_domains(&names);
+    let expanded = MeshTrustDomains::of(&mesh()).expand_domains(&names);
     assert_eq!(expanded[..4], ["a", "new", "old", "d0"]);
     assert_eq!(expanded[3..], names[4..]);
 }

@@ -9,9 +9,9 @@ const LOCAL: &str = "cluster.local";
 
 /// Trust domains of the mesh, its own first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TrustDomains<'m>(Vec<&'m str>);
+pub(crate) struct MeshTrustDomains<'m>(Vec<&'m str>);
 
-impl<'m> TrustDomains<'m> {
+impl<'m> MeshTrustDomains<'m> {
     /// Returns the trust domains of a mesh.
     pub(crate) fn of(mesh: &'m MeshConfig) -> Self {
         let own = std::iter::once(&mesh.trust_domain);
