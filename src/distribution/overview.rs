@@ -167,7 +167,7 @@ impl Distribution {
         // A caller of one namespace does not see the configuration of others.
         if visible.is_none() {
             let pushes = self.inputs.tracker.pushes();
-            overview.pushes = pushes.iter().rev().take(PUSHES).map(|push| report(push)).collect();
+            overview.pushes = pushes.iter().rev().take(PUSHES).map(|push| summary(push)).collect();
             overview.diagnostics = self
                 .inputs
                 .ingest_status
@@ -233,7 +233,7 @@ fn connected(
     }
 }
 
-fn report(push: &PushRecord) -> PushSummary {
+fn summary(push: &PushRecord) -> PushSummary {
     let age = environment::now().saturating_duration_since(push.since);
     let objects = push.objects.iter();
     PushSummary {
