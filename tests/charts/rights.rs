@@ -26,6 +26,7 @@ pub(super) fn trials() -> Vec<Trial> {
             "charts::istiod::accounts_may_serve_a_cluster",
             accounts_may_serve_a_cluster,
         ),
+        helm::trial("charts::istiod::secrets_are_read_by_name", secrets_are_read_by_name),
         helm::trial(
             "charts::istiod::rights_follow_variables_in_all_forms",
             rights_follow_variables_in_all_forms,
@@ -113,6 +114,21 @@ fn accounts_may_serve_a_cluster() -> Result<(), Failed> {
                 );
             }
         }
+    }
+    Ok(())
+}
+
+/// Config sources name a Secret with CA certificates (`app::config_sources`). Only those of the CA are changed.
+fn secrets_are_read_by_name() -> Result<(), Failed> {
+    let objects = helm::objects("istiod", &[])?;
+    let rules = &find(&objects, "Role", "istiod")["rules"];
+    for (verb, name, is_allowed) in [
+        ("get", "roots-of-a-source", true),
+        ("update", "roots-of-a-source", false),
+        ("update", "istio-ca-secret", true),
+        ("update", "cacerts", true),
+    ] {
+        assert_eq!(allows(rules, verb, "", "secrets", name), is_allowed, "{verb} {name}");
     }
     Ok(())
 }
