@@ -91,7 +91,8 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     (
         "PILOT_CERT_PROVIDER",
-        "Source of the serving certificate: `istiod`, or `k8s.io/` and a signer.",
+        "Source of the serving certificate: `istiod`, `k8s.io/` and a signer, or only files: `custom`, or `none`, \
+         which distributes no root certificates either.",
     ),
     (
         "PLATFORM",
@@ -104,6 +105,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ("POD_NAMESPACE", "Default of `--namespace`."),
     ("REVISION", "Revision of this control plane; empty for all revisions."),
     ("ROOT_CA_DIR", "Folder of the plugged-in CA."),
+    (
+        "SERVICE_ACCOUNT",
+        "Service account of this control plane, by which replicas know each other; `istiod` by default.",
+    ),
     (
         "SHARED_MESH_CONFIG",
         "ConfigMap whose mesh config is the base of the own one, and whose networks replace the own ones.",
