@@ -343,6 +343,13 @@ fn monitoring_follows_values() -> Result<(), Failed> {
                 json!("IstiodConvergenceSlow"),
             ),
             (
+                "monitoring.rules.enabled=true",
+                "PrometheusRule",
+                "istiod",
+                "spec groups istiod rules 11 alert",
+                json!("IstiodCaCertificateExpires"),
+            ),
+            (
                 "monitoring.rules.enabled=true,monitoring.rules.labels.a=b",
                 "PrometheusRule",
                 "istiod",
