@@ -24,6 +24,10 @@ pub(super) fn trials() -> Vec<Trial> {
         Trial::test("charts::values::presets_are_documented", presets_are_documented),
         helm::trial("charts::values::wrong_types_are_refused", wrong_types_are_refused),
         helm::trial(
+            "charts::values::images_of_istio_are_refused",
+            images_of_istio_are_refused,
+        ),
+        helm::trial(
             "charts::values::a_subchart_accepts_globals_of_others",
             a_subchart_accepts_globals_of_others,
         ),
@@ -289,6 +293,32 @@ fn wrong_types_are_refused() -> Result<(), Failed> {
             .err()
             .ok_or(format!("{chart} accepts {value}"))?;
         assert!(refused.contains(because), "{value}: {refused}");
+    }
+    Ok(())
+}
+
+/// Values of a release of Istio's chart name its images, which are those of another control plane.
+fn images_of_istio_are_refused() -> Result<(), Failed> {
+    for value in [
+        "global.hub=docker.io/istio",
+        "hub=istio,tag=1.30.3",
+        "pilot.hub=registry.istio.io/release",
+        "image=gcr.io/istio-release/pilot:1.30.3",
+    ] {
+        let refused = helm::objects("istiod", &[value])
+            .err()
+            .ok_or(format!("the chart istiod accepts {value}"))?;
+        assert!(
+            refused.contains("is that of Istio's own control plane; set image, hub or global.hub"),
+            "{value}: {refused}"
+        );
+    }
+    for value in [
+        "hub=mirror.example.com/istio",
+        "global.hub=docker.io/istio,image=example.com/pilot:v1",
+        "global.hub=docker.io/istio,profile=remote",
+    ] {
+        helm::objects("istiod", &[value])?;
     }
     Ok(())
 }

@@ -78,16 +78,20 @@ istio: pilot
 {{- end }}
 {{- end -}}
 
+{{/* The image. Values of a release of Istio's chart name Istio's images, which would run with the roles of this chart. */}}
 {{- define "istiod.image" -}}
-{{- if contains "/" .Values.image -}}
-{{ .Values.image }}
-{{- else -}}
+{{- $image := .Values.image -}}
+{{- if not (contains "/" $image) -}}
 {{- $tag := include "istio.text" (.Values.tag | default .Values.global.tag) -}}
 {{- with .Values.variant | default .Values.global.variant -}}
 {{- $tag = printf "%v-%s" $tag . -}}
 {{- end -}}
-{{ .Values.hub | default .Values.global.hub }}/{{ .Values.image | default "pilot" }}:{{ $tag }}
+{{- $image = printf "%s/%s:%s" (.Values.hub | default .Values.global.hub) ($image | default "pilot") $tag -}}
 {{- end -}}
+{{- if regexMatch "^((docker\\.io/)?istio|gcr\\.io/istio-[a-z]+|registry\\.istio\\.io/[a-z]+)/" $image -}}
+{{- fail (printf "chart istiod: the image %q is that of Istio's own control plane; set image, hub or global.hub to that of this one" $image) -}}
+{{- end -}}
+{{ $image }}
 {{- end -}}
 
 {{- define "istiod.ports" -}}
