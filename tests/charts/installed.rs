@@ -85,6 +85,9 @@ fn control_planes_are_installed(installer: &Installer) -> Result<(), Failed> {
     let without_effect = "taint.enabled=true,global.agentgateway.image=a,global.waypoint.nodeSelector.a=b";
     let output = installer.helm(&["install", "istiod", "istiod"], without_effect)?;
     assert!(output.contains("no effect yet: global.agentgateway."), "{output}");
+    // That of `global.hub` is the image of istiod alone.
+    let image = "Proxies have the image registry.istio.io/release/proxyv2:1.30.3 (global.proxy.image).";
+    assert!(output.contains(image), "{output}");
     let canary = "revision=canary,revisionTags={prod},autoscaleMin=2,global.networkPolicy.enabled=true,\
         gatewayClasses.istio.service.spec.type=ClusterIP,profile=demo,platform=openshift";
     installer.helm(&["install", "canary", "istiod"], canary)?;
