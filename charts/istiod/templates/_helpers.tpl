@@ -88,7 +88,7 @@ istio: pilot
 {{- end -}}
 {{- $image = printf "%s/%s:%s" (.Values.hub | default .Values.global.hub) ($image | default "pilot") $tag -}}
 {{- end -}}
-{{- if regexMatch "^((docker\\.io/)?istio|gcr\\.io/istio-[a-z]+|registry\\.istio\\.io/[a-z]+)/" $image -}}
+{{- if regexMatch "^((docker\\.io/)?istio|gcr\\.io/istio-release|registry\\.istio\\.io/release)/" $image -}}
 {{- fail (printf "chart istiod: the image %q is that of Istio's own control plane; set image, hub or global.hub to that of this one" $image) -}}
 {{- end -}}
 {{ $image }}
