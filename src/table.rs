@@ -22,6 +22,7 @@ use std::{
     cell::RefCell,
     fmt::Debug,
     hash::{Hash, Hasher},
+    panic::AssertUnwindSafe,
 };
 
 pub use derive::Derived;
@@ -97,6 +98,19 @@ impl Cx {
     pub fn record_all(&self, read: &[ReadKey]) {
         if let Some(reads) = &self.reads {
             reads.borrow_mut().extend_from_slice(read);
+        }
+    }
+
+    /// Calls a function with a context of its own, and returns the reads of that context. They are recorded here too,
+    /// also if the function panics: the evaluation that fails by it depends on them.
+    fn nested<R>(&self, function: impl FnOnce(&Self) -> R) -> (R, Box<[ReadKey]>) {
+        let own = Self::recording();
+        let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| function(&own)));
+        let reads = own.into_reads();
+        self.record_all(&reads);
+        match attempt {
+            Ok(result) => (result, reads),
+            Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 

@@ -58,15 +58,13 @@ impl<K: Eq + Hash, V> Memo<K, V> {
     /// Returns the value of a key, built by `build` on first use. Its reads are recorded in `cx`.
     pub fn get(&self, cx: &Cx, key: K, build: impl FnOnce(&Cx) -> V) -> Memoized<V> {
         let known = self.lock().get(&key).cloned();
-        let value = known.unwrap_or_else(|| {
-            let own = Cx::recording();
-            let value = build(&own);
-            let reads = own.into_reads();
-            let value = Memoized(Arc::new(Entry { value, reads }));
-            self.lock().insert(key, value.clone());
-            value
-        });
-        cx.record_all(&value.0.reads);
+        if let Some(value) = known {
+            cx.record_all(&value.0.reads);
+            return value;
+        }
+        let (value, reads) = cx.nested(build);
+        let value = Memoized(Arc::new(Entry { value, reads }));
+        self.lock().insert(key, value.clone());
         value
     }
 }

@@ -39,9 +39,8 @@ impl PieceReads {
 
     /// Evaluates the next piece and records its reads, also in `cx`.
     pub fn evaluate<R>(&mut self, cx: &Cx, function: impl FnOnce(&Cx) -> R) -> R {
-        let own = Cx::recording();
-        let result = function(&own);
-        self.add(cx, &own.into_reads());
+        let (result, reads) = cx.nested(function);
+        self.add(&reads);
         result
     }
 
@@ -52,7 +51,8 @@ impl PieceReads {
         let reads = &last.reads[begin..last.ends[piece]];
         let is_valid = !changes.touches(reads);
         if is_valid {
-            self.add(cx, reads);
+            cx.record_all(reads);
+            self.add(reads);
         }
         is_valid
     }
@@ -63,8 +63,7 @@ impl PieceReads {
         self.ends.shrink_to_fit();
     }
 
-    fn add(&mut self, cx: &Cx, reads: &[ReadKey]) {
-        cx.record_all(reads);
+    fn add(&mut self, reads: &[ReadKey]) {
         self.reads.extend_from_slice(reads);
         self.ends.push(self.reads.len());
     }
@@ -72,6 +71,8 @@ impl PieceReads {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::AssertUnwindSafe;
+
     use super::*;
     use crate::table::{RelationId, Transaction};
 
@@ -110,5 +111,18 @@ mod tests {
         let mut tx = Transaction::default();
         tx.mark(RELATION, &0_u8);
         assert!(!first.are_usable(&tx.finish()));
+    }
+
+    #[test]
+    fn reads_of_a_piece_that_panics_are_recorded() {
+        let cx = Cx::recording();
+        let mut pieces = PieceReads::begin(&cx);
+        let piece = |cx: &Cx| {
+            cx.record_all(&[read(1)]);
+            assert!(cx.reads().is_empty(), "a defect of the piece");
+        };
+        let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| pieces.evaluate(&cx, piece)));
+        assert!(attempt.is_err());
+        assert_eq!(*cx.into_reads(), [read(1)]);
     }
 }

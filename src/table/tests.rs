@@ -208,6 +208,35 @@ fn an_undone_transaction_does_not_cost_the_last_good_row() {
 }
 
 #[test]
+fn an_evaluation_is_repeated_after_a_panic_in_a_shared_value() {
+    let mut sums: Derived<u8, i64> = Derived::new(SUMS);
+    let mut numbers: TableWriter<u8, i64> = TableWriter::new(NUMBERS);
+    let mut commit = |value: i64, candidates: &[u8]| {
+        let mut tx = Transaction::default();
+        numbers.begin();
+        numbers.put(&mut tx, 7, Shared::new(value));
+        let (table, memo) = (numbers.table().clone(), Memo::default());
+        sums.update(&mut tx, candidates, |cx, _| {
+            let shared = memo.get(cx, (), |cx| {
+                let value = table.get(cx, &7).map_or(0, |row| **row);
+                assert!(value < 10, "a defect of the shared value");
+                value
+            });
+            Some(*shared)
+        });
+        let row = sums.table().get(&Cx::untracked(), &1).map(|row| **row);
+        (row, tx.take_panics().len())
+    };
+    assert_eq!(commit(1, &[1]), (Some(1), 0));
+    assert_eq!(commit(10, &[]), (Some(1), 1));
+    assert_eq!(
+        commit(2, &[]),
+        (Some(2), 0),
+        "nothing but the shared value reads the number"
+    );
+}
+
+#[test]
 fn readers_of_missing_rows_are_notified() {
     let mut sums: Derived<u8, i64> = Derived::new(SUMS);
     let mut numbers: TableWriter<u8, i64> = TableWriter::new(NUMBERS);
