@@ -13,7 +13,7 @@ use super::{
     protocol::Protocol,
     share::{
         coalesced::CoalescedResources,
-        held::{Charge, size_of_names, size_of_private},
+        held::{Charge, size_of_private},
         initial_versions::InitialVersions,
         names::Names,
         quarantine::{Build, ByVersion, Quarantine, Refusal},
@@ -38,9 +38,8 @@ const MAX_ON_DEMAND_NAMES: usize = 10_000;
 /// The maximum size of these names.
 const MAX_NAME_BYTES: usize = 16 << 20;
 
-/// The steps in which names that are not part of a shared list are charged, and their assumed length.
-const UNSHARED_NAMES: usize = 256;
-const NAME_BYTES: usize = 50;
+/// The number of resources from which on those that only one response has are charged.
+const MIN_CHARGED_RESOURCES: usize = 256;
 
 /// A request, reduced to the fields that the state machine uses.
 #[derive(Clone, Debug)]
@@ -412,6 +411,7 @@ impl Connection {
                     on_demand,
                     has_aliases: is_address,
                     names: names.set().clone(),
+                    name_bytes: names.size_bytes(),
                     requested: names,
                     resend_all: true,
                     must_respond: true,
@@ -470,6 +470,7 @@ impl Connection {
                 watched
                     .names
                     .extend(watched.initial_versions.versions().keys().map(SmolStr::new));
+                watched.measure_names();
             }
         }
         if first || !subscribe.is_empty() || !unsubscribe.is_empty() {
@@ -505,8 +506,9 @@ impl Connection {
         let watched = || self.types.iter().flatten();
         let at_most = watched().map(|watched| watched.names.len() + watched.pending.len());
         let most = if self.on_demand { MAX_ON_DEMAND_NAMES } else { MAX_NAMES };
+        let size_bytes = watched().map(|watched| watched.name_bytes);
         // Few names are not counted: any client may have as many.
-        if at_most.sum::<usize>() <= MAX_ON_DEMAND_NAMES {
+        if at_most.sum::<usize>() <= MAX_ON_DEMAND_NAMES && size_bytes.sum::<usize>() <= MAX_NAME_BYTES {
             return Ok(());
         }
         // Most pending names are part of the subscription.
@@ -528,12 +530,11 @@ impl Connection {
         }
     }
 
-    /// Charges the names of a type that are not part of a shared list. Few of them are not worth it.
+    /// Charges the names of a type that are not part of a shared list.
     fn charge_names(&mut self, resource_type: ResourceType) {
         if let Some(watched) = &mut self.types[resource_type as usize] {
-            let unshared = watched.unshared_names() / UNSHARED_NAMES * UNSHARED_NAMES;
-            let size_bytes = size_of_names(unshared, unshared * NAME_BYTES);
-            watched.held = (unshared > 0).then(|| self.cache.held().charge(size_bytes));
+            let (count, size_bytes) = watched.unshared_names();
+            watched.held = self.cache.held().charge_names(count, size_bytes);
         }
     }
 
@@ -677,7 +678,7 @@ impl Connection {
         self.responses += 1;
         let nonce = format_smolstr!("{}-{}", latest.revision.0, self.responses);
         // Those of the cache are charged.
-        if content.coalesced.is_none() && content.resources.len() >= UNSHARED_NAMES {
+        if content.coalesced.is_none() && content.resources.len() >= MIN_CHARGED_RESOURCES {
             let private = size_of_private(&content.resources);
             content.held = (private > 0).then(|| self.cache.held().charge(private));
         }
@@ -705,6 +706,7 @@ impl WatchedResource {
             return false;
         }
         let before = std::mem::replace(&mut self.names, names.set().clone());
+        self.name_bytes = names.size_bytes();
         self.requested = names;
         self.wildcard = wildcard;
         let added = self.names.iter().filter(|name| !before.contains(*name));
@@ -742,15 +744,22 @@ impl WatchedResource {
         }
         if self.names.is_empty() {
             self.names = subscribe.set().clone();
+            self.name_bytes = subscribe.size_bytes();
             self.requested = subscribe;
         } else {
-            self.names.extend(subscribe.set().iter().cloned());
+            for name in subscribe.set() {
+                if self.names.insert(name.clone()).is_none() {
+                    self.name_bytes += name.len();
+                }
+            }
         }
         for name in unsubscribe {
             if name == "*" {
                 self.wildcard = false;
             }
-            self.names.remove(name);
+            if self.names.remove(name).is_some() {
+                self.name_bytes = self.name_bytes.saturating_sub(name.len());
+            }
             self.pending.remove(name);
             self.forget(name);
             // With a wildcard, the client still holds the resource.

@@ -71,13 +71,16 @@ fn first(
         initial_versions,
         resend_all,
     };
-    let mut response = match subscription.as_single_list() {
+    let (mut response, announced) = match subscription.as_single_list() {
         Ok(names) if !subscription.on_demand => first.of_list(cache, names, pending),
         Ok(_) | Err(_) => first.of_names(pending),
     };
     if !order::is_removed(resource_type) {
         response.removed.clear();
-    } else if order::removed_last(resource_type) {
+        return response;
+    }
+    watched.announced = cache.held().charge_names(announced.count, announced.size_bytes);
+    if order::removed_last(resource_type) {
         // Routes that the client holds may refer to what it has not requested by name.
         let is_requested = |name: &SmolStr| watched.names.contains(name);
         let (absent, removed): (Vec<_>, Vec<_>) = response.removed.into_iter().partition(is_requested);
@@ -85,6 +88,30 @@ fn first(
         watched.deferred_removals.extend(removed);
     }
     response
+}
+
+/// Names that only one connection keeps: those that the client announced to hold and that do not exist.
+#[derive(Default)]
+struct Announced {
+    count: usize,
+    size_bytes: usize,
+}
+
+impl Announced {
+    fn of(names: &[SmolStr]) -> Self {
+        Self {
+            count: names.len(),
+            size_bytes: names.iter().map(SmolStr::len).sum(),
+        }
+    }
+
+    /// Returns those that are the same in memory for several connections. Each has a reference to them.
+    fn shared(names: &[SmolStr]) -> Self {
+        Self {
+            count: 0,
+            size_bytes: size_of_val(names),
+        }
+    }
 }
 
 /// The inputs of the first response to a subscription.
@@ -105,18 +132,24 @@ impl FirstResponse<'_> {
 
     /// Returns the response to a subscription to a list of names, or to everything. Clients with the same list share
     /// it.
-    fn of_list(&self, cache: &ResponseCache, names: Option<&Arc<Names>>, pending: BTreeSet<SmolStr>) -> InFlight {
+    fn of_list(
+        &self,
+        cache: &ResponseCache,
+        names: Option<&Arc<Names>>,
+        pending: BTreeSet<SmolStr>,
+    ) -> (InFlight, Announced) {
         let all = cache.all(self.resource_type, self.latest, names);
         let mut content = Content::default();
         content.removed.extend(all.missing.iter().cloned());
         if self.initial_versions.is_empty() || self.resend_all {
-            return InFlight {
+            let response = InFlight {
                 resources: all.resources,
                 coalesced: Some(all.coalesced),
                 removed: content.removed.into_iter().collect(),
                 held: all.held,
                 unconfirmed: Arc::default(),
             };
+            return (response, Announced::default());
         }
         let update = cache.update(&all, &self.initial_versions, |held| CachedUpdate {
             resources: all
@@ -129,6 +162,12 @@ impl FirstResponse<'_> {
             unconfirmed: self.unconfirmed(),
         });
         content.removed.extend(update.removed.iter().cloned());
+        let is_cached = Arc::strong_count(&update.removed) > 1;
+        let announced = if is_cached {
+            Announced::shared(&update.removed)
+        } else {
+            Announced::of(&update.removed)
+        };
         let resources = if pending.is_empty() {
             update.resources
         } else {
@@ -136,17 +175,18 @@ impl FirstResponse<'_> {
             content.add_names(self.watched, self.resource_type, self.latest, pending);
             content.send.into_values().collect()
         };
-        InFlight {
+        let response = InFlight {
             resources,
             coalesced: None,
             removed: content.removed.into_iter().collect(),
             held: all.held,
             unconfirmed: update.unconfirmed,
-        }
+        };
+        (response, announced)
     }
 
     /// Returns the response to any other subscription.
-    fn of_names(&self, mut pending: BTreeSet<SmolStr>) -> InFlight {
+    fn of_names(&self, mut pending: BTreeSet<SmolStr>) -> (InFlight, Announced) {
         let (watched, view) = (self.watched, self.view());
         let held = self.initial_versions.versions();
         let mut content = Content::default();
@@ -160,13 +200,16 @@ impl FirstResponse<'_> {
             |name: &&SmolStr| self.resend_all || !view.get(name).is_some_and(|resource| is_held(&held, resource));
         pending.extend(watched.names.iter().filter(is_unheld).cloned());
         content.add_names(watched, self.resource_type, self.latest, pending);
-        content.removed.extend(self.gone(&held));
-        InFlight {
+        let gone = self.gone(&held);
+        let announced = Announced::of(&gone);
+        content.removed.extend(gone);
+        let response = InFlight {
             resources: content.send.into_values().collect(),
             removed: content.removed.into_iter().collect(),
             unconfirmed: self.unconfirmed(),
             ..InFlight::default()
-        }
+        };
+        (response, announced)
     }
 
     /// Returns the names that the client holds and that no longer exist.

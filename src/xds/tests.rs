@@ -17,7 +17,7 @@ use smol_str::{SmolStr, format_smolstr};
 use self::client::{Client, Content, TYPES, World, initial_versions, resource};
 use super::{
     connection::SubscriptionChange,
-    share::{initial_versions::InitialVersions, names::Names},
+    share::{initial_versions::InitialVersions, names::Names, response_cache::ResponseCache},
     watched::Progress,
     *,
 };
@@ -831,6 +831,69 @@ fn a_name_that_waits_for_its_resource_counts_once() {
         };
         connection.on_request(request).expect("names within the limit");
     }
+}
+
+#[test]
+fn r20_few_long_names_are_charged_and_limited() {
+    let cache = Arc::new(ResponseCache::default());
+    let mut connection = Connection::new(Protocol::Delta).sharing(cache.clone());
+    let name = |number: usize| format_smolstr!("{number}{}", "x".repeat(1 << 20));
+    let mut subscribe = |number: usize, unsubscribe: Vec<SmolStr>| {
+        let request = Request {
+            resource_type: ResourceType::Endpoint,
+            nonce: SmolStr::default(),
+            error: None,
+            change: SubscriptionChange::Change {
+                subscribe: Arc::new([name(number)].into_iter().collect()),
+                unsubscribe,
+                initial_versions: InitialVersions::default(),
+            },
+        };
+        connection.on_request(request).map(|_| cache.held().get())
+    };
+    let held: Vec<_> = (0..15).map(|number| subscribe(number, Vec::new())).collect();
+    assert_eq!(
+        held.first(),
+        Some(&Ok(0)),
+        "the names of the last list are charged with it"
+    );
+    let all = held.last().and_then(|held| held.clone().ok()).unwrap_or_default();
+    assert!(all >= 14 << 20, "{all} bytes");
+    assert_eq!(subscribe(15, vec![name(14)]), Ok(all));
+    let refused = subscribe(16, Vec::new());
+    assert!(matches!(
+        refused,
+        Err(SubscriptionError::TooManyNames { names: 16, .. })
+    ));
+}
+
+#[test]
+fn r20_announced_names_are_charged_until_their_removal_is_acknowledged() {
+    let cache = Arc::new(ResponseCache::default());
+    let mut connection = Connection::new(Protocol::Delta).sharing(cache.clone());
+    assert!(connection.on_snapshot(World::default().snapshot()).is_empty());
+    let gone = (0..30_000).map(|number| (format!("gone-{number}"), "1".to_owned()));
+    let request = Request {
+        resource_type: ResourceType::Cluster,
+        nonce: SmolStr::default(),
+        error: None,
+        change: SubscriptionChange::Change {
+            subscribe: Arc::default(),
+            unsubscribe: Vec::new(),
+            initial_versions: initial_versions(gone),
+        },
+    };
+    let reaction = connection.on_request(request).expect("no names");
+    assert_eq!(summaries(&reaction.responses), [(ResourceType::Cluster, vec![], 0)]);
+    assert!(cache.held().get() > 1 << 20);
+    assert_eq!(acked(&mut connection, &reaction.responses[0].nonce), Outcome::Acked);
+    let watched = connection.watched(ResourceType::Cluster).expect("a subscription");
+    let removal = watched.nonce_sent.clone();
+    let removed = watched.in_flight.as_ref().map(|in_flight| in_flight.removed.len());
+    assert_eq!(removed, Some(30_000), "clusters are removed after the others");
+    assert!(cache.held().get() > 1 << 20);
+    assert_eq!(acked(&mut connection, &removal), Outcome::Acked);
+    assert_eq!(cache.held().get(), 0);
 }
 
 #[test]

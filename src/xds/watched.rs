@@ -42,6 +42,8 @@ pub struct WatchedResource {
     pub has_aliases: bool,
     /// The names that are subscribed to.
     pub names: OrdSet<SmolStr>,
+    /// The size of these names, or a little more.
+    pub(super) name_bytes: usize,
     /// The list of the last request, if it is shared. It stays shared while a connection holds it.
     pub requested: Arc<Names>,
     /// The view that was sent last; `None` before the first response.
@@ -78,6 +80,9 @@ pub struct WatchedResource {
     pub last_error: Option<String>,
     /// The memory of names beyond those of the last list.
     pub held: Option<Arc<Charge>>,
+    /// The memory of names that the client announced to hold and that do not exist, until it has acknowledged their
+    /// removal.
+    pub(super) announced: Option<Arc<Charge>>,
 }
 
 /// A refused resource.
@@ -193,6 +198,12 @@ impl WatchedResource {
         self.on_demand = true;
         let held: Vec<SmolStr> = self.initial_versions.versions().keys().map(SmolStr::new).collect();
         self.names.extend(held);
+        self.measure_names();
+    }
+
+    /// Sets the size of the names.
+    pub(super) fn measure_names(&mut self) {
+        self.name_bytes = self.names.iter().map(SmolStr::len).sum();
     }
 
     /// Returns true if the client may hold the resource, so that its removal is announced.
@@ -221,15 +232,16 @@ impl WatchedResource {
         }
     }
 
-    /// Returns the number of names that are not part of the shared list.
-    pub(super) fn unshared_names(&self) -> usize {
-        self.names.len().saturating_sub(self.requested.set().len())
+    /// Returns the number and the size of names that are not part of the shared list.
+    pub(super) fn unshared_names(&self) -> (usize, usize) {
+        let count = self.names.len().saturating_sub(self.requested.set().len());
+        (count, self.name_bytes.saturating_sub(self.requested.size_bytes()))
     }
 
     /// Returns the memory that the subscription holds.
     pub(super) fn held_bytes(&self) -> usize {
         let response = self.in_flight.as_ref().and_then(|in_flight| in_flight.held.as_ref());
-        let charges = self.held.iter().chain(response);
+        let charges = self.held.iter().chain(&self.announced).chain(response);
         self.requested.share() + charges.map(Charge::share).sum::<usize>()
     }
 
@@ -254,6 +266,14 @@ impl WatchedResource {
         // The client may have acknowledged other resources than those that it rejected.
         if self.nacked.is_empty() {
             self.last_error = None;
+        }
+        self.release_announced();
+    }
+
+    /// Ends the charge of announced names, unless some of them are still kept.
+    fn release_announced(&mut self) {
+        if self.nacked.is_empty() && self.deferred_removals.is_empty() {
+            self.announced = None;
         }
     }
 
@@ -282,6 +302,7 @@ impl WatchedResource {
     pub(super) fn skip(&mut self) {
         if self.in_flight.is_none() {
             self.acknowledge_sent();
+            self.release_announced();
         }
     }
 

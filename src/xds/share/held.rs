@@ -10,6 +10,8 @@ use crate::generate::EncodedResource;
 
 /// The overhead of a name in a set.
 const NAME_BYTES: usize = 130;
+/// The steps in which names are charged that are not part of a shared list. Few of them are not worth it.
+const NAMES_STEP: usize = 32 << 10;
 /// The overhead of a resource.
 const RESOURCE_BYTES: usize = 400;
 
@@ -27,6 +29,12 @@ impl HeldBytes {
         self.0.fetch_add(bytes, Ordering::AcqRel);
         let total = self.clone();
         Arc::new(Charge { total, bytes })
+    }
+
+    /// Charges this many names with this many bytes of text, unless they are few.
+    pub(in crate::xds) fn charge_names(self: &Arc<Self>, count: usize, text_bytes: usize) -> Option<Arc<Charge>> {
+        let bytes = size_of_names(count, text_bytes) / NAMES_STEP * NAMES_STEP;
+        (bytes > 0).then(|| self.charge(bytes))
     }
 }
 

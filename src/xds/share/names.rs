@@ -83,6 +83,15 @@ impl Names {
         held / Arc::strong_count(self).max(1)
     }
 
+    /// Returns the size of the names; that of their encoded form, which is a little larger, if they are interned.
+    pub(in crate::xds) fn size_bytes(&self) -> usize {
+        if self.fields.is_empty() {
+            self.set.iter().map(SmolStr::len).sum()
+        } else {
+            self.fields.len()
+        }
+    }
+
     /// Returns the names except `*`.
     pub fn set(&self) -> &OrdSet<SmolStr> {
         &self.set
