@@ -85,17 +85,8 @@ impl<'a> Telemetries<'a> {
 
     /// Returns the access logs of a direction by provider name. Without any, the mesh config applies.
     pub fn logging(&self, class: ListenerClass) -> Vec<Logging<'a>> {
-        let mode = mode_of(class);
-        let groups: Vec<&'a [AccessLogging]> = self
-            .specs
-            .iter()
-            .map(|spec| spec.access_logging.as_slice())
-            .filter(|group| !group.is_empty())
-            .collect();
-        let providers = self.mesh.default_providers.as_ref();
-        let defaults = providers.map(|providers| providers.access_logging.as_slice());
-        let merged = merge_logs(&groups, defaults.unwrap_or_default(), mode);
-        let mut logs: Vec<_> = merged
+        let mut logs: Vec<_> = self
+            .merged_logs(mode_of(class))
             .into_iter()
             .filter_map(|(name, (enabled, filter))| {
                 Some(Logging {
@@ -111,11 +102,8 @@ impl<'a> Telemetries<'a> {
 
     /// Returns the metrics of a direction, by provider name.
     pub fn metrics(&self, class: ListenerClass) -> Vec<MetricsConfig<'a>> {
-        let entries: Vec<&Metrics> = self.specs.iter().flat_map(|spec| &spec.metrics).collect();
-        let providers = self.mesh.default_providers.as_ref();
-        let defaults = providers.map(|providers| providers.metrics.as_slice());
-        let merged = merge_metrics(&entries, defaults.unwrap_or_default(), mode_of(class));
-        let enabled = merged.into_iter().filter(|(_, merged)| !merged.disabled);
+        let merged = self.merged_metrics(mode_of(class)).into_iter();
+        let enabled = merged.filter(|(_, merged)| !merged.disabled);
         enabled
             .filter_map(|(name, merged)| {
                 Some(MetricsConfig {
@@ -172,6 +160,106 @@ impl<'a> Telemetries<'a> {
         spec.no_context_propagation = entry.disable_context_propagation.unwrap_or(spec.no_context_propagation);
     }
 
+    /// Merges access logs, by the names of providers.
+    fn merged_logs(&self, mode: WorkloadMode) -> BTreeMap<&'a str, LogState<'a>> {
+        let groups = self.specs.iter().map(|spec| spec.access_logging.as_slice());
+        let groups: Vec<&'a [AccessLogging]> = groups.filter(|group| !group.is_empty()).collect();
+        let providers = self.mesh.default_providers.as_ref();
+        let defaults = providers.into_iter().flat_map(|providers| &providers.access_logging);
+        let defaults: Vec<&'a str> = defaults.map(String::as_str).collect();
+        if groups.is_empty() {
+            return defaults.into_iter().map(|name| (name, (true, None))).collect();
+        }
+        let applies = |entry: &AccessLogging| {
+            entry
+                .r#match
+                .as_ref()
+                .is_none_or(|selector| covers(selector.mode, mode))
+        };
+        let mut in_scope: BTreeSet<&str> = defaults.iter().copied().collect();
+        let mut filters: BTreeMap<&str, Option<&'a access_logging::Filter>> = BTreeMap::new();
+        for group in &groups {
+            let mut named: Option<BTreeSet<&str>> = None;
+            let naming = group.iter().filter(|entry| !entry.providers.is_empty());
+            for entry in naming.filter(|entry| applies(entry)) {
+                let named = named.get_or_insert_default();
+                for name in self.known(&entry.providers) {
+                    named.insert(name);
+                    filters.insert(name, entry.filter.as_ref());
+                }
+            }
+            if let Some(named) = named {
+                in_scope = named;
+            }
+        }
+        let mut result = BTreeMap::new();
+        let mut inherited = defaults;
+        for entry in groups.into_iter().flatten() {
+            if !entry.providers.is_empty() {
+                inherited = self.known(&entry.providers);
+            }
+            if !applies(entry) {
+                continue;
+            }
+            for name in inherited.iter().copied().filter(|name| in_scope.contains(name)) {
+                let state = if entry.disabled.unwrap_or_default() {
+                    (false, None)
+                } else {
+                    (true, filters.get(name).copied().flatten())
+                };
+                result.insert(name, state);
+            }
+        }
+        result
+    }
+
+    /// Merges metrics, by the names of providers.
+    fn merged_metrics(&self, mode: WorkloadMode) -> BTreeMap<&'a str, MergedMetrics> {
+        let entries: Vec<&'a Metrics> = self.specs.iter().flat_map(|spec| &spec.metrics).collect();
+        let providers = self.mesh.default_providers.as_ref();
+        let defaults = providers.into_iter().flat_map(|providers| &providers.metrics);
+        let defaults: Vec<&'a str> = defaults.map(String::as_str).collect();
+        if entries.is_empty() {
+            return defaults
+                .into_iter()
+                .map(|name| (name, MergedMetrics::default()))
+                .collect();
+        }
+        let last_named = entries.iter().rev().find(|entry| !entry.providers.is_empty());
+        let in_scope: BTreeSet<&str> = match last_named {
+            Some(entry) => self.known(&entry.providers).into_iter().collect(),
+            None => defaults.iter().copied().collect(),
+        };
+        let mut result: BTreeMap<&str, MergedMetrics> = BTreeMap::new();
+        let mut inherited = defaults;
+        for entry in entries {
+            if !entry.providers.is_empty() {
+                inherited = self.known(&entry.providers);
+            }
+            for name in inherited.iter().copied().filter(|name| in_scope.contains(name)) {
+                let merged = result.entry(name).or_default();
+                merged.interval = entry.reporting_interval.or(merged.interval);
+                for change in &entry.overrides {
+                    merged.apply(change, mode);
+                }
+            }
+        }
+        result
+    }
+
+    /// Returns the names in a list that providers have, one for each provider. There may be thousands of others, and
+    /// each would be combined with thousands of overrides.
+    fn known(&self, providers: &'a [ProviderRef]) -> Vec<&'a str> {
+        let (mut names, mut found) = (Vec::new(), BTreeSet::new());
+        for named in providers {
+            let provider = self.provider(&named.name);
+            if provider.is_some_and(|provider| found.insert(provider.name.as_str())) {
+                names.push(named.name.as_str());
+            }
+        }
+        names
+    }
+
     /// Returns a provider by name, ignoring case.
     fn provider(&self, name: &str) -> Option<&'a ExtensionProvider> {
         self.mesh
@@ -192,102 +280,14 @@ fn covers(selected: i32, mode: WorkloadMode) -> bool {
     selected == mode as i32 || selected == WorkloadMode::ClientAndServer as i32
 }
 
-fn names(providers: &[ProviderRef]) -> impl Iterator<Item = &str> {
-    providers.iter().map(|provider| provider.name.as_str())
-}
-
 /// True if a provider logs, and the filter of logged requests.
 type LogState<'a> = (bool, Option<&'a access_logging::Filter>);
-
-fn merge_logs<'a>(
-    groups: &[&'a [AccessLogging]],
-    defaults: &'a [String],
-    mode: WorkloadMode,
-) -> BTreeMap<&'a str, LogState<'a>> {
-    let defaults: Vec<&str> = defaults.iter().map(String::as_str).collect();
-    if groups.is_empty() {
-        return defaults.into_iter().map(|name| (name, (true, None))).collect();
-    }
-    let applies = |entry: &AccessLogging| {
-        entry
-            .r#match
-            .as_ref()
-            .is_none_or(|selector| covers(selector.mode, mode))
-    };
-    let mut in_scope: BTreeSet<&str> = defaults.iter().copied().collect();
-    let mut filters: BTreeMap<&str, Option<&'a access_logging::Filter>> = BTreeMap::new();
-    for group in groups {
-        let mut named: BTreeSet<&str> = BTreeSet::new();
-        for entry in group.iter().filter(|entry| applies(entry)) {
-            for name in names(&entry.providers) {
-                named.insert(name);
-                filters.insert(name, entry.filter.as_ref());
-            }
-        }
-        if !named.is_empty() {
-            in_scope = named;
-        }
-    }
-    let mut result = BTreeMap::new();
-    let mut inherited = defaults;
-    for entry in groups.iter().copied().flatten() {
-        if !entry.providers.is_empty() {
-            inherited = names(&entry.providers).collect();
-        }
-        if !applies(entry) {
-            continue;
-        }
-        for name in inherited.iter().copied().filter(|name| in_scope.contains(name)) {
-            let state = if entry.disabled.unwrap_or_default() {
-                (false, None)
-            } else {
-                (true, filters.get(name).copied().flatten())
-            };
-            result.insert(name, state);
-        }
-    }
-    result
-}
 
 #[derive(Default)]
 struct MergedMetrics {
     disabled: bool,
     interval: Option<prost_types::Duration>,
     overrides: BTreeMap<String, MetricOverride>,
-}
-
-fn merge_metrics<'a>(
-    entries: &[&'a Metrics],
-    defaults: &'a [String],
-    mode: WorkloadMode,
-) -> BTreeMap<&'a str, MergedMetrics> {
-    let defaults: Vec<&str> = defaults.iter().map(String::as_str).collect();
-    if entries.is_empty() {
-        return defaults
-            .into_iter()
-            .map(|name| (name, MergedMetrics::default()))
-            .collect();
-    }
-    let last_named = entries.iter().rev().find(|entry| !entry.providers.is_empty());
-    let in_scope: BTreeSet<&str> = match last_named {
-        Some(entry) => names(&entry.providers).collect(),
-        None => defaults.iter().copied().collect(),
-    };
-    let mut result: BTreeMap<&str, MergedMetrics> = BTreeMap::new();
-    let mut inherited = defaults;
-    for entry in entries {
-        if !entry.providers.is_empty() {
-            inherited = names(&entry.providers).collect();
-        }
-        for name in inherited.iter().copied().filter(|name| in_scope.contains(name)) {
-            let merged = result.entry(name).or_default();
-            merged.interval = entry.reporting_interval.or(merged.interval);
-            for change in &entry.overrides {
-                merged.apply(change, mode);
-            }
-        }
-    }
-    result
 }
 
 impl MergedMetrics {
@@ -342,6 +342,7 @@ fn metric_names(matched: Option<&MetricMatch>, all: bool) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::istio::mesh::v1alpha1::mesh_config::DefaultProviders;
 
     #[test]
     fn overrides_of_tags_without_a_name_are_left_out() {
@@ -361,5 +362,62 @@ mod tests {
         let tags = merged.overrides.values().flat_map(|metric| metric.tags.keys());
         let tags: BTreeSet<&str> = tags.map(String::as_str).collect();
         assert_eq!(tags, BTreeSet::from(["host"]));
+    }
+
+    /// Returns a Telemetry that names providers for metrics with an override, and for two entries of access logs.
+    fn telemetry(names: &[String]) -> Telemetry {
+        let providers: Vec<_> = names.iter().map(|name| ProviderRef { name: name.clone() }).collect();
+        let metrics = Metrics {
+            providers: providers.clone(),
+            overrides: vec![MetricsOverrides::default()],
+            ..Default::default()
+        };
+        let logging = AccessLogging {
+            providers,
+            ..Default::default()
+        };
+        Telemetry {
+            metrics: vec![metrics],
+            access_logging: vec![logging, AccessLogging::default()],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn r21_names_without_a_provider_are_not_combined_with_overrides() {
+        let mesh = MeshConfig {
+            extension_providers: vec![ExtensionProvider {
+                name: "prometheus".to_owned(),
+                provider: None,
+            }],
+            default_providers: Some(DefaultProviders {
+                metrics: vec!["prometheus".to_owned()],
+                access_logging: vec!["prometheus".to_owned()],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let merged = |names: &[String]| {
+            let spec = telemetry(names);
+            let telemetries = Telemetries {
+                mesh: &mesh,
+                specs: vec![&spec],
+            };
+            let mode = WorkloadMode::Client;
+            let (metrics, logs) = (telemetries.merged_metrics(mode), telemetries.merged_logs(mode));
+            let names = metrics.into_keys().chain(logs.into_keys());
+            names.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let unknown: Vec<String> = (0..1000).map(|number| format!("p{number}")).collect();
+        let known = ["Prometheus", "prometheus", "Prometheus"].map(str::to_owned);
+        assert_eq!(
+            merged(&[unknown.clone(), known.to_vec()].concat()),
+            ["Prometheus", "Prometheus"]
+        );
+        assert!(
+            merged(&unknown).is_empty(),
+            "they replace the default ones all the same"
+        );
+        assert_eq!(merged(&[]), ["prometheus", "prometheus"]);
     }
 }
