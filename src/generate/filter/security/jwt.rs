@@ -47,8 +47,24 @@ const UNFULFILLABLE: &str = concat!(
 /// Time for which Envoy keeps keys that it fetched.
 const CACHE_DURATION: Duration = Duration::from_mins(5);
 
+/// The maximum size of the fetched keys in a filter: those of all issuers of the root namespace and of another one. A
+/// policy may require one key set in thousands of rules, each of which repeats it.
+const MAX_KEY_BYTES: usize = 16 << 20;
+
 /// Claims with several values separated by spaces.
 const SPACE_DELIMITED: [&str; 2] = ["permission", "scope"];
+
+/// The size that the fetched keys in a filter may still have.
+struct KeyBudget(usize);
+
+impl KeyBudget {
+    /// Counts a key set. Returns false, and counts nothing, if it has no place.
+    fn take(&mut self, keys: &str) -> bool {
+        let left = self.0.checked_sub(keys.len());
+        self.0 = left.unwrap_or(self.0);
+        left.is_some()
+    }
+}
 
 /// Returns the filter, if there are rules.
 pub(crate) fn filter(stack: &FilterStack) -> Option<HttpFilter> {
@@ -61,10 +77,11 @@ pub(crate) fn filter(stack: &FilterStack) -> Option<HttpFilter> {
         return None;
     }
     rules.sort_by(|(_, left), (_, right)| left.issuer.cmp(&right.issuer));
+    let mut budget = KeyBudget(MAX_KEY_BYTES);
     let providers: BTreeMap<String, JwtProvider> = rules
         .iter()
         .enumerate()
-        .map(|(index, (policy, rule))| (provider_name(index), provider(stack, policy, rule)))
+        .map(|(index, (policy, rule))| (provider_name(index), provider(stack, policy, rule, &mut budget)))
         .collect();
     let everywhere = RouteMatch {
         path_specifier: Some(PathSpecifier::Prefix("/".to_owned())),
@@ -109,7 +126,7 @@ fn any(requirements: Vec<JwtRequirement>) -> JwtRequirement {
     require(RequiresType::RequiresAny(JwtRequirementOrList { requirements }))
 }
 
-fn provider(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwtProvider {
+fn provider(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule, budget: &mut KeyBudget) -> JwtProvider {
     let mut space_delimited: Vec<String> = SPACE_DELIMITED.map(str::to_owned).to_vec();
     space_delimited.extend(rule.space_delimited_claims.iter().cloned());
     space_delimited.sort_unstable();
@@ -147,13 +164,13 @@ fn provider(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwtProvi
         claim_to_headers: to_headers.collect(),
         // Routes of gateways may depend on claims, which are known only after this filter.
         clear_route_cache: stack.client.proxy_type != ProxyType::Sidecar,
-        jwks_source_specifier: Some(keys(stack, policy, rule)),
+        jwks_source_specifier: Some(keys(stack, policy, rule, budget)),
         ..Default::default()
     }
 }
 
 /// Returns the source of an issuer's keys.
-fn keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwksSourceSpecifier {
+fn keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule, budget: &mut KeyBudget) -> JwksSourceSpecifier {
     let fetcher = stack.features().pilot_jwt_enable_remote_jwks;
     if fetcher != Fetcher::Istiod
         && !rule.jwks_uri.is_empty()
@@ -162,26 +179,29 @@ fn keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwksSourceSp
         return JwksSourceSpecifier::RemoteJwks(remote);
     }
     JwksSourceSpecifier::LocalJwks(DataSource {
-        specifier: Some(data_source::Specifier::InlineString(inline_keys(stack, policy, rule))),
+        specifier: Some(data_source::Specifier::InlineString(inline_keys(
+            stack, policy, rule, budget,
+        ))),
         ..Default::default()
     })
 }
 
 /// Returns the keys in the rule, or the last ones fetched.
-fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> String {
+fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule, budget: &mut KeyBudget) -> String {
     let Some(source) = KeySource::of(rule) else {
         return rule.jwks.clone();
     };
     let mesh = stack.ctx.mesh;
     let key = FetchedKeys::key(&mesh.installation.cluster, &source);
-    match mesh.fetched_keys.get(stack.ctx.cx, &key) {
-        Some(fetched) if !fetched.keys.is_empty() => fetched.keys.to_string(),
-        _ => {
-            let (namespace, name) = (&policy.namespace, &policy.name);
-            stack.note("jwks_unavailable", format!("{namespace}/{name}: {source}"));
-            UNFULFILLABLE.to_owned()
-        }
-    }
+    let fetched = mesh.fetched_keys.get(stack.ctx.cx, &key);
+    let code = match fetched.filter(|fetched| !fetched.keys.is_empty()) {
+        Some(fetched) if budget.take(&fetched.keys) => return fetched.keys.to_string(),
+        Some(_) => "jwks_too_large",
+        None => "jwks_unavailable",
+    };
+    let (namespace, name) = (&policy.namespace, &policy.name);
+    stack.note(code, format!("{namespace}/{name}: {source}"));
+    UNFULFILLABLE.to_owned()
 }
 
 /// Returns keys that Envoy fetches from a service of the mesh.
@@ -215,4 +235,16 @@ fn fetch_timeout(rule: &JwtRule) -> prost_types::Duration {
         .timeout
         .filter(|given| (0..=i64::from(u32::MAX)).contains(&given.seconds) && (given.seconds, given.nanos) > (0, 0));
     given.unwrap_or_else(|| constant::duration(KEYS_TIMEOUT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_a_key_set_is_not_repeated_without_limit() {
+        let (keys, mut budget) = ("k".repeat(1 << 20), KeyBudget(MAX_KEY_BYTES));
+        assert_eq!((0..4096).filter(|_| budget.take(&keys)).count(), 16);
+        assert!(!budget.take("k"), "the budget is used up");
+    }
 }
