@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{MeshSnapshot, policy};
 use crate::{
-    api::Config,
+    api::{Config, istio::security::MAX_MTLS_PORTS},
     base::{Labels, Namespace, Shared, select},
     proto::istio::security::v1beta1::{
         self as security,
@@ -106,11 +106,13 @@ impl<'a> NamespacePolicies<'a> {
             .port_level_mtls
             .iter()
             .filter(|(port, _)| (1..=65_535).contains(*port));
+        let mut ports = ports.map(|(port, mtls)| (*port, converted(mtls).unwrap_or(mode)));
+        let kept = ports.by_ref().take(MAX_MTLS_PORTS).collect();
+        // A port must not be more open than its own mode says.
+        let is_strict = ports.any(|(_, surplus)| surplus == MtlsMode::Strict);
         PeerPolicy {
-            mode,
-            ports: ports
-                .map(|(port, mtls)| (*port, converted(mtls).unwrap_or(mode)))
-                .collect(),
+            mode: if is_strict { MtlsMode::Strict } else { mode },
+            ports: kept,
         }
     }
 

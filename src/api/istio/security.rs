@@ -380,7 +380,11 @@ fn key_mistake(key: &serde_json::Value) -> Option<String> {
     Some(format!("has no {missing}"))
 }
 
-/// Checks a PeerAuthentication.
+/// The maximum number of ports of a workload with modes of mutual TLS of their own. A sidecar has several filter chains
+/// for each.
+pub const MAX_MTLS_PORTS: usize = 1_000;
+
+/// Checks a PeerAuthentication. Of too many ports, the others have the mode of the workload, or a stricter one.
 pub fn peer_authentication(at: &FieldPath<'_>, policy: &PeerAuthentication, _meta: &Meta) {
     common::selector(at, policy.selector.as_ref());
     let ports = at.field("portLevelMtls");
@@ -391,6 +395,10 @@ pub fn peer_authentication(at: &FieldPath<'_>, policy: &PeerAuthentication, _met
     ports.require(
         policy.port_level_mtls.is_empty() || selects,
         "needs a selector with labels",
+    );
+    ports.require(
+        policy.port_level_mtls.len() <= MAX_MTLS_PORTS,
+        "has more than 1,000 ports",
     );
     for port in policy.port_level_mtls.keys() {
         common::port(&ports, *port);

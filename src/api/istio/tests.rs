@@ -718,6 +718,17 @@ fn r21_listeners_of_sidecars_are_limited() {
 }
 
 #[test]
+fn r21_ports_of_a_peer_authentication_are_limited() {
+    let policy = |count: u32| {
+        let ports: Vec<String> = (1..=count).map(|port| format!("{port}: {{mode: STRICT}}")).collect();
+        let ports = ports.join(", ");
+        format!("{{selector: {{matchLabels: {{app: a}}}}, portLevelMtls: {{{ports}}}}}")
+    };
+    good("PeerAuthentication", &policy(1_000));
+    refused("PeerAuthentication", &policy(1_001), &[".portLevelMtls"]);
+}
+
+#[test]
 fn authorization_policies_apply_with_errors() {
     good(
         "AuthorizationPolicy",

@@ -1,7 +1,11 @@
 use super::*;
-use crate::model::{
-    Installation,
-    fixture::{folder_world, labels},
+use crate::{
+    api::Kind,
+    model::{
+        Installation,
+        fixture::{self, folder_world, labels},
+    },
+    proto::istio::r#type::v1beta1::WorkloadSelector,
 };
 
 const POLICIES: &str = "
@@ -57,4 +61,26 @@ fn without_policies_mtls_is_permissive() {
     let world = folder_world(Installation::default(), &[]);
     let mode = namespace_mode(&Cx::untracked(), &world.snapshot(), &"shop".into());
     assert_eq!(mode, MtlsMode::Permissive);
+}
+
+#[test]
+fn r21_ports_with_modes_of_their_own_are_limited() {
+    let policy = |surplus: Mode| {
+        let ports = (1..=1_000).map(|port| (port, Mode::Disable)).chain([(2_000, surplus)]);
+        let spec = security::PeerAuthentication {
+            selector: Some(WorkloadSelector {
+                match_labels: [("app".to_owned(), "web".to_owned())].into(),
+            }),
+            port_level_mtls: ports
+                .map(|(port, mode)| (port, MutualTls { mode: mode.into() }))
+                .collect(),
+            ..Default::default()
+        };
+        let row = fixture::config(Kind::PeerAuthentication, "shop/web", 0, spec);
+        let mesh = fixture::world(vec![row.into()]).snapshot;
+        let policy = peer_policy(&Cx::untracked(), &mesh, &"shop".into(), &labels(&[("app", "web")]));
+        (policy.ports.len(), policy.mode_on(1_000), policy.mode_on(2_000))
+    };
+    assert_eq!(policy(Mode::Disable), (1_000, MtlsMode::Disable, MtlsMode::Permissive));
+    assert_eq!(policy(Mode::Strict), (1_000, MtlsMode::Disable, MtlsMode::Strict));
 }
