@@ -442,17 +442,16 @@ fn network_view(list: &str) -> Result<BTreeSet<NetworkId>, NodeError> {
     Ok(list.split(',').map(|network| NetworkId::new(network.trim())).collect())
 }
 
-/// Returns the addresses of a proxy: those of `INSTANCE_IPS` if all are valid, or else that of its id; `None` if
-/// neither is.
+/// Returns the addresses of a proxy: those of `INSTANCE_IPS` if all are valid, each once, or else that of its id; `None`
+/// if neither is.
 fn addresses(instance_ips: &str, ip: &str) -> Option<Vec<SmolStr>> {
     let valid = |text: &str| cidr::parse_ip(text).is_some_and(|ip: IpAddr| !ip.is_multicast());
-    let listed: Vec<&str> = instance_ips
-        .split(',')
-        .map(str::trim)
-        .filter(|text| !text.is_empty())
-        .take(MAX_ADDRESSES)
-        .collect();
+    let listed = instance_ips.split(',').map(str::trim);
+    let mut listed: Vec<&str> = listed.filter(|text| !text.is_empty()).take(MAX_ADDRESSES).collect();
     if !listed.is_empty() && listed.iter().all(|text| valid(text)) {
+        // Whatever is found at an address would be found again.
+        let mut known = BTreeSet::new();
+        listed.retain(|text| known.insert(*text));
         return Some(listed.into_iter().map(SmolStr::new).collect());
     }
     valid(ip).then(|| vec![SmolStr::new(ip)])
@@ -606,9 +605,16 @@ mod tests {
             let many = proxy("a.shop", &json!({key: labels(MAX_LABELS + 1)}));
             assert_eq!(many, Err(NodeError::Labels(key)));
         }
-        let addresses = "10.0.0.1,".repeat(2 * MAX_ADDRESSES);
-        let many = proxy("a.shop", &json!({"INSTANCE_IPS": addresses})).expect("a node");
+        let addresses: Vec<String> = (0..2 * MAX_ADDRESSES)
+            .map(|number| format!("10.0.{}.{}", number / 256, number % 256))
+            .collect();
+        let many = proxy("a.shop", &json!({"INSTANCE_IPS": addresses.join(",")})).expect("a node");
         assert_eq!(many.addresses.len(), MAX_ADDRESSES);
+        let repeated = proxy(
+            "a.shop",
+            &json!({"INSTANCE_IPS": "10.0.0.2,10.0.0.1,10.0.0.2, 10.0.0.1"}),
+        );
+        assert_eq!(repeated.expect("a node").addresses, ["10.0.0.2", "10.0.0.1"]);
         let viewed = |count: usize| {
             let networks: Vec<String> = (0..count).map(|network| network.to_string()).collect();
             proxy("a.shop", &json!({"REQUESTED_NETWORK_VIEW": networks.join(",")}))
