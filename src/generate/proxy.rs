@@ -442,8 +442,8 @@ fn network_view(list: &str) -> Result<BTreeSet<NetworkId>, NodeError> {
     Ok(list.split(',').map(|network| NetworkId::new(network.trim())).collect())
 }
 
-/// Returns the addresses of a proxy: those of `INSTANCE_IPS` if all are valid, each once, or else that of its id; `None`
-/// if neither is.
+/// Returns the addresses of a proxy: those of `INSTANCE_IPS` if all are valid, each once, or else that of its id;
+/// `None` if neither is.
 fn addresses(instance_ips: &str, ip: &str) -> Option<Vec<SmolStr>> {
     let valid = |text: &str| cidr::parse_ip(text).is_some_and(|ip: IpAddr| !ip.is_multicast());
     let listed = instance_ips.split(',').map(str::trim);
