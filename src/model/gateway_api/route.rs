@@ -449,7 +449,9 @@ fn on_port(rules: &Requests, port: u16) -> Shared<Requests> {
         if matches.is_empty() {
             matches.push(HttpMatchRequest::default());
         }
-        matches.iter_mut().for_each(|matched| matched.port = port.into());
+        for matched in matches {
+            matched.port = port.into();
+        }
         Shared::new(rule)
     });
     Requests::new(rules.collect()).into()
