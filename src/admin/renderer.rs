@@ -17,7 +17,7 @@ use axum::{
     Router,
     body::Body,
     extract::{Request, State},
-    http::{HeaderMap, Method, StatusCode, header},
+    http::{HeaderMap, Method, StatusCode, header, uri::PathAndQuery},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
@@ -57,8 +57,8 @@ struct Inner {
     unread_bytes: Arc<AtomicUsize>,
 }
 
-/// A scope, the form that the client's headers choose, and the address of a page with its parameters: whatever a page
-/// depends on.
+/// A scope, the form that the client's headers choose, and the path of a page with its parameters: whatever a page
+/// depends on. The host of a request is not part of it, since clients choose it.
 type PageKey = (Option<DebugScope>, Option<Exposition>, String);
 
 /// A page that is being rendered or was rendered; `None` if that failed.
@@ -219,13 +219,18 @@ async fn collected(response: Response, unread_bytes: Arc<AtomicUsize>) -> Page {
     }
 }
 
-async fn render(State(renderer): State<Renderer>, request: Request, next: Next) -> Response {
+async fn render(State(renderer): State<Renderer>, mut request: Request, next: Next) -> Response {
+    if request.method() == Method::HEAD {
+        // The handler of GET answers it, which costs as much; the router leaves out the body.
+        *request.method_mut() = Method::GET;
+    }
     if request.method() != Method::GET {
         return next.run(request).await;
     }
     let scope = request.extensions().get::<DebugScope>().cloned();
     let form = request.extensions().get::<Exposition>().copied();
-    let key = (scope, form, request.uri().to_string());
+    let address = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
+    let key = (scope, form, address.to_owned());
     let page = match renderer.page(key, next.run(request)) {
         Ok(page) => page.await,
         Err(busy) => return busy.into_response(),
@@ -241,6 +246,8 @@ async fn render(State(renderer): State<Renderer>, request: Request, next: Next) 
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
     use axum::routing::get;
     use tokio::sync::Notify;
     use tower::ServiceExt;
@@ -282,7 +289,11 @@ mod tests {
         }
 
         fn get(&self, path: &str) -> impl Future<Output = (StatusCode, Bytes)> + use<> {
-            let request = http::Request::get(path).body(Body::empty()).expect("a request");
+            self.answer(http::Request::get(path))
+        }
+
+        fn answer(&self, request: http::request::Builder) -> impl Future<Output = (StatusCode, Bytes)> + use<> {
+            let request = request.body(Body::empty()).expect("a request");
             let pages = self.pages.clone();
             async move {
                 let Ok(response) = pages.oneshot(request).await;
@@ -312,6 +323,28 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(fixture.rendered.load(Ordering::Acquire), 2);
+    }
+
+    #[tokio::test]
+    async fn r20_methods_and_hosts_do_not_bypass_the_renderer() {
+        let fixture = Fixture::new();
+        let answer = |request| Box::pin(fixture.answer(request));
+        let mut first = answer(http::Request::get("/page"));
+        let mut others = [
+            answer(http::Request::head("/page")),
+            answer(http::Request::get("http://other/page")),
+        ];
+        for answer in std::iter::once(&mut first).chain(&mut others) {
+            assert!(futures::poll!(answer.as_mut()).is_pending());
+        }
+        assert_eq!(fixture.rendered.load(Ordering::Acquire), 0, "rendered while serving");
+        fixture.until_rendered(1).await;
+        fixture.go.notify_one();
+        assert_eq!(first.await.1, "page 0");
+        for (mut answer, body) in others.into_iter().zip(["", "page 0"]) {
+            let answer = futures::poll!(answer.as_mut());
+            assert_eq!(answer, Poll::Ready((StatusCode::OK, Bytes::from(body))));
+        }
     }
 
     #[tokio::test]
