@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use axum::{
     Extension, Router,
     extract::{ConnectInfo, Request, State},
-    http::StatusCode,
+    http::{StatusCode, Uri},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
@@ -34,6 +34,8 @@ use crate::{
     table::Table,
 };
 
+/// Path of the metrics.
+const METRICS: &str = "/metrics";
 /// Time for what the thread of pushes answers. A push may take longer; then its gauges keep their last values, so that
 /// the other metrics arrive in time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -83,21 +85,28 @@ pub fn monitoring(
         mesh: MeshMetrics::new(&environment.registry)?,
         inspect,
     });
-    let metrics = Router::new().route("/metrics", get(metrics_page)).with_state(pages);
+    let metrics = Router::new().route(METRICS, get(metrics_page)).with_state(pages);
     let is_local_only = environment.settings.is_on("METRICS_LOCALHOST_ACCESS_ONLY");
     // In front of the renderer, which gives callers the same answer.
+    let metrics = restricted(renderer.render(metrics), is_local_only);
+    Ok(metrics.route("/version", get(|| async { VERSION })))
+}
+
+/// Returns the page of metrics for peers that may read it. Only the form of its answer depends on the request.
+fn restricted(metrics: Router, is_local_only: bool) -> Router {
     let restriction = move |ConnectInfo(peer): ConnectInfo<SocketAddr>, mut request: Request, next: Next| async move {
         match refusal(is_local_only, peer) {
             Some(refusal) => refusal.into_response(),
             None => {
                 let form = Exposition::negotiated(request.headers());
                 request.extensions_mut().insert(form);
+                // It has no parameters. Those of a client would make it many pages, which keep others waiting.
+                *request.uri_mut() = Uri::from_static(METRICS);
                 next.run(request).await
             }
         }
     };
-    let metrics = renderer.render(metrics).route_layer(middleware::from_fn(restriction));
-    Ok(metrics.route("/version", get(|| async { VERSION })))
+    metrics.route_layer(middleware::from_fn(restriction))
 }
 
 /// Returns the answer to a peer that may not read metrics (`METRICS_LOCALHOST_ACCESS_ONLY`).
@@ -138,7 +147,26 @@ async fn answer(inspect: &mpsc::Sender<Inspect>, limit: Duration) -> Option<Coll
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
     use super::*;
+
+    #[tokio::test]
+    async fn r20_parameters_do_not_multiply_metrics() {
+        let page = Router::new().route(METRICS, get(async |uri: Uri| uri.to_string()));
+        let pages = restricted(page, false);
+        let peer = SocketAddr::from(([10, 0, 0, 1], 9));
+        for path in ["/metrics", "/metrics?a", "http://other/metrics?a=b"] {
+            let request = http::Request::get(path)
+                .extension(ConnectInfo(peer))
+                .body(Body::empty());
+            let Ok(response) = pages.clone().oneshot(request.expect("a request")).await;
+            let rendered = response.into_body().collect().await.expect("a body in memory");
+            assert_eq!(rendered.to_bytes(), METRICS);
+        }
+    }
 
     #[tokio::test]
     async fn metrics_do_not_wait_for_a_push() {
