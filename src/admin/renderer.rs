@@ -35,6 +35,8 @@ use crate::task::Tasks;
 
 /// The maximum number of different pages that are rendered or wait for it.
 const MAX_WAITING: usize = 32;
+/// The maximum number of those for callers that see one namespace. The rest is for operators and metrics.
+const MAX_WAITING_OF_TENANTS: usize = MAX_WAITING / 2;
 /// The size of pages that were rendered and not read, above which no more are rendered.
 const MAX_UNREAD_BYTES: usize = 256 << 20;
 /// The answer to requests beyond these limits.
@@ -172,7 +174,11 @@ impl Renderer {
         if let Some(shared) = pages.get(&key) {
             return Ok(shared.clone());
         }
-        if pages.len() >= MAX_WAITING || self.inner.unread_bytes.load(Ordering::Acquire) > MAX_UNREAD_BYTES {
+        let of_tenants = pages.keys().filter(|key| is_of_tenant(key)).count();
+        if pages.len() >= MAX_WAITING
+            || is_of_tenant(&key) && of_tenants >= MAX_WAITING_OF_TENANTS
+            || self.inner.unread_bytes.load(Ordering::Acquire) > MAX_UNREAD_BYTES
+        {
             return Err(Busy);
         }
         let (inner, tasks, forgotten) = (self.inner.clone(), self.tasks.clone(), key.clone());
@@ -205,6 +211,11 @@ impl Inner {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PageKey, SharedPage>> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns true for a page of callers that see one namespace.
+fn is_of_tenant((scope, ..): &PageKey) -> bool {
+    matches!(scope, Some(DebugScope::Namespace(_)))
 }
 
 async fn collected(response: Response, unread_bytes: Arc<AtomicUsize>) -> Page {
@@ -365,5 +376,25 @@ mod tests {
         };
         let (answers, ()) = tokio::join!(waiting, release);
         assert!(answers.iter().all(|(status, _)| status.is_success()));
+    }
+
+    #[tokio::test]
+    async fn r20_pages_of_tenants_leave_room_for_others() {
+        let fixture = Fixture::new();
+        let tenant = || http::Request::builder().extension(DebugScope::Namespace("a".into()));
+        let paths = (0..MAX_WAITING_OF_TENANTS).map(|number| tenant().uri(format!("/page?{number}")));
+        let requests: Vec<_> = paths.map(|request| fixture.answer(request)).collect();
+        let mut waiting = std::pin::pin!(futures::future::join_all(requests));
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        let (status, _) = fixture.answer(tenant().uri("/page?more")).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        let others = [
+            http::Request::get("/page").extension(DebugScope::All),
+            http::Request::get("/page"),
+        ];
+        for request in others {
+            let mut answer = std::pin::pin!(fixture.answer(request));
+            assert!(futures::poll!(answer.as_mut()).is_pending(), "it has no room");
+        }
     }
 }
