@@ -10,6 +10,7 @@ mod blame;
 mod changes;
 mod merge;
 pub mod overview;
+mod permits;
 pub mod refused;
 pub mod replicas;
 pub mod report;
@@ -33,6 +34,7 @@ use self::{
     blame::Blames,
     changes::Changes,
     overview::Overview,
+    permits::QueryPermits,
     refused::RefusedObject,
     replicas::{OwnReplica, Peers},
     report::{ObjectName, ObjectReport, ObjectState},
@@ -63,10 +65,10 @@ const TOGETHER: Duration = Duration::from_millis(50);
 const PAGE_INTERVAL: Duration = Duration::from_millis(500);
 /// A computation that a change repeats rests for this many times the duration of the last one.
 const REST: u32 = 20;
-/// The number of queries that may wait at a time.
+/// The number of queries that may wait at a time, and half as many of callers that see one namespace.
 const MAX_WAITING: usize = 64;
-/// The number of clients that may follow the mesh at a time, such as open pages. They do not count as queries, so that
-/// `istiod status` is answered however many pages are open.
+/// The number of clients that may follow the mesh at a time, such as open pages, and half as many that see one
+/// namespace. They do not count as queries, so that `istiod status` is answered however many pages are open.
 const MAX_FOLLOWERS: usize = 64;
 /// The number of queries of other replicas that may wait at a time.
 const MAX_WAITING_REPLICAS: usize = 128;
@@ -109,8 +111,8 @@ pub struct Distribution {
     attributed: watch::Sender<u64>,
     /// Held while effects are computed: queries take turns, so that pushes wait for one of them at most.
     turn: Turn<()>,
-    waiting: Arc<Semaphore>,
-    followers: Arc<Semaphore>,
+    waiting: QueryPermits,
+    followers: QueryPermits,
     waiting_replicas: Arc<Semaphore>,
     /// The addresses by which the Service reaches this replica. Locked for one look-up or insertion.
     own_addresses: Mutex<BTreeSet<SmolStr>>,
@@ -165,8 +167,8 @@ impl Distribution {
             refused: OnceLock::new(),
             attributed: watch::Sender::default(),
             turn: Turn::new(()),
-            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
-            followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
+            waiting: QueryPermits::new(MAX_WAITING),
+            followers: QueryPermits::new(MAX_FOLLOWERS),
             waiting_replicas: Arc::new(Semaphore::new(MAX_WAITING_REPLICAS)),
             own_addresses: Mutex::default(),
         });
@@ -301,14 +303,14 @@ impl Distribution {
         }
     }
 
-    /// Returns a permit for a query; `None` if too many wait.
-    pub fn permit(&self) -> Option<OwnedSemaphorePermit> {
-        self.waiting.clone().try_acquire_owned().ok()
+    /// Returns a permit for a query of a caller that sees this namespace, or everything; `None` if too many wait.
+    pub fn permit(&self, visible: Option<&Namespace>) -> Option<OwnedSemaphorePermit> {
+        self.waiting.acquire(visible)
     }
 
-    /// Returns a permit to follow the mesh; `None` if too many clients do.
-    pub fn follower_permit(&self) -> Option<OwnedSemaphorePermit> {
-        self.followers.clone().try_acquire_owned().ok()
+    /// Returns a permit to follow the mesh, as far as the caller sees it; `None` if too many clients do.
+    pub fn follower_permit(&self, visible: Option<&Namespace>) -> Option<OwnedSemaphorePermit> {
+        self.followers.acquire(visible)
     }
 
     /// Returns a permit for a query of another replica; `None` if there are too many.

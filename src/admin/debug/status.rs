@@ -129,14 +129,15 @@ pub(super) async fn status(
         (Ok(question), Ok(replicas)) => (question, replicas),
         (Err(refusal), _) | (_, Err(refusal)) => return refusal.into_response(),
     };
-    let Some(permit) = sources.distribution.permit() else {
+    let visible = visible(&scope);
+    let Some(permit) = sources.distribution.permit(visible.as_ref()) else {
         return BUSY.into_response();
     };
     let page = renderer.beside(async move {
         let distribution = &sources.distribution;
         let page = match question {
             Some(question) => json(&distribution.ask(&question, replicas).await),
-            None => json(&distribution.overview(visible(&scope).as_ref(), replicas).await),
+            None => json(&distribution.overview(visible.as_ref(), replicas).await),
         };
         drop(permit);
         page
@@ -163,9 +164,10 @@ pub(super) async fn status_events(
         (Err(refusal), _) | (_, Err(refusal)) => return refusal.into_response(),
     };
     let distribution = sources.distribution.clone();
+    let visible = visible(&scope);
     let permit = match question {
-        Some(_) => distribution.permit(),
-        None => distribution.follower_permit(),
+        Some(_) => distribution.permit(visible.as_ref()),
+        None => distribution.follower_permit(visible.as_ref()),
     };
     let Some(permit) = permit else {
         return BUSY.into_response();
@@ -190,7 +192,7 @@ pub(super) async fn status_events(
             events(permit, reports.map(event))
         }
         None => {
-            let texts = WatchStream::new(distribution.follow_mesh(visible(&scope), replicas));
+            let texts = WatchStream::new(distribution.follow_mesh(visible, replicas));
             let texts = texts.filter_map(std::future::ready);
             events(permit, texts.map(|text| Event::default().data(text)))
         }
