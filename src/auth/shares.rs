@@ -38,8 +38,13 @@ impl<K: Ord> Shares<K> {
 
     /// Waits for a permit of a caller, in order of arrival.
     pub async fn acquire(&self, caller: K) -> OwnedSemaphorePermit {
-        let permit = self.semaphore(caller).acquire_owned().await;
-        permit.expect("because the semaphore is never closed")
+        self.acquire_many(caller, 1).await
+    }
+
+    /// Waits for this many permits of a caller, in order of arrival.
+    pub async fn acquire_many(&self, caller: K, permits: u32) -> OwnedSemaphorePermit {
+        let permits = self.semaphore(caller).acquire_many_owned(permits).await;
+        permits.expect("because the semaphore is never closed")
     }
 
     /// Returns the number of permits that a caller does not hold.

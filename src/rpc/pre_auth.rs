@@ -128,6 +128,11 @@ impl PreAuthLimiter {
         self.lock().evict(self.min_age).is_some()
     }
 
+    /// Evicts the oldest connection of this address. Returns false if there is none, or if it is too young.
+    pub fn evict_oldest_of(&self, source: IpAddr) -> bool {
+        self.lock().evict_of(source, self.min_age).is_some()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -135,8 +140,13 @@ impl PreAuthLimiter {
 
 impl Inner {
     fn evict(&mut self, min_age: Duration) -> Option<()> {
-        let (_, numbers) = self.by_source.iter().max_by_key(|(_, numbers)| numbers.len())?;
-        let oldest = *numbers.first()?;
+        let most = self.by_source.iter().max_by_key(|(_, numbers)| numbers.len());
+        let source = most.map(|(source, _)| *source)?;
+        self.evict_of(source, min_age)
+    }
+
+    fn evict_of(&mut self, source: IpAddr, min_age: Duration) -> Option<()> {
+        let oldest = *self.by_source.get(&source)?.first()?;
         let entry = self.connections.get(&oldest)?;
         if entry.since.elapsed() < min_age {
             return None;
@@ -489,6 +499,17 @@ mod tests {
         drop(first);
         drop(same_address);
         assert!(limiter.is_empty());
+    }
+
+    #[test]
+    fn connections_of_a_given_address_are_evicted() {
+        let mut limiter = PreAuthLimiter::new(3);
+        limiter.min_age = Duration::ZERO;
+        let [first, second, other] = [1, 1, 2].map(|last| limiter.register(source(last)).expect("free capacity"));
+        assert!(limiter.evict_oldest_of(source(2)) && other.evicted.is_cancelled());
+        assert!(!limiter.evict_oldest_of(source(2)), "it has no more");
+        assert!(limiter.evict_oldest_of(source(1)) && first.evicted.is_cancelled());
+        assert!(!second.evicted.is_cancelled());
     }
 
     #[test]

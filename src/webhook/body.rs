@@ -25,6 +25,9 @@ pub const MAX_BYTES: usize = 6 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The memory for bodies of all requests, in units of [`UNIT`] bytes.
 const BUDGET: usize = (64 << 20) / UNIT;
+/// The part of it for bodies of one address. With fewer connections than an API server, a client could otherwise hold
+/// all of it, and have those of the API server evicted.
+const BUDGET_OF_ADDRESS: usize = BUDGET / 2;
 const UNIT: usize = 4 << 10;
 /// The time that a request waits for memory before a connection is evicted.
 const EVICTION_DELAY: Duration = Duration::from_millis(250);
@@ -35,14 +38,16 @@ const LARGE_BYTES: usize = 256 << 10;
 #[derive(Clone)]
 pub struct Bodies {
     budget: Arc<Semaphore>,
+    budgets_of_addresses: Arc<Shares<Option<IpAddr>>>,
     slots: Arc<ProcessingSlots>,
     limiter: PreAuthLimiter,
 }
 
 /// Slots of processing.
 struct ProcessingSlots {
-    /// For large bodies, one at a time.
+    /// For large bodies, one at a time. Those of an address wait for each other first, so that others get their turn.
     large: Semaphore,
+    large_of_addresses: Shares<Option<IpAddr>>,
     /// For other bodies, by the address of the client, and for all of them together.
     of_addresses: Shares<Option<IpAddr>>,
     all: Semaphore,
@@ -100,11 +105,13 @@ impl Bodies {
     fn with(limiter: PreAuthLimiter, processors: usize) -> Self {
         let slots = ProcessingSlots {
             large: Semaphore::new(1),
+            large_of_addresses: Shares::new(1),
             of_addresses: Shares::new(processors),
             all: Semaphore::new(processors + 1),
         };
         Self {
             budget: Arc::new(Semaphore::new(BUDGET)),
+            budgets_of_addresses: Arc::new(Shares::new(BUDGET_OF_ADDRESS)),
             slots: Arc::new(slots),
             limiter,
         }
@@ -141,7 +148,7 @@ impl Bodies {
             }
             while reserved < len {
                 let units = (len - reserved).div_ceil(UNIT);
-                held.push(self.reserve(units).await);
+                held.extend(self.reserve(address, units).await);
                 reserved += units * UNIT;
             }
             bytes.extend_from_slice(&data);
@@ -154,17 +161,30 @@ impl Bodies {
         })
     }
 
-    /// Waits for memory. While there is none, connections of the address with the most connections are evicted, which
-    /// releases theirs.
-    async fn reserve(&self, units: usize) -> OwnedSemaphorePermit {
+    /// Waits for memory: the part of the address, then that of all. While there is none, connections of the address are
+    /// evicted, or of the address with the most connections, which releases theirs.
+    async fn reserve(&self, address: Option<IpAddr>, units: usize) -> [OwnedSemaphorePermit; 2] {
         let units = u32::try_from(units).unwrap_or(u32::MAX);
-        let mut acquiring = std::pin::pin!(self.budget.clone().acquire_many_owned(units));
-        loop {
-            match tokio::time::timeout(EVICTION_DELAY, acquiring.as_mut()).await {
-                Ok(acquired) => return acquired.expect("because the semaphore is never closed"),
-                Err(_) => drop(self.limiter.evict_oldest()),
-            }
-        }
+        let of_address = self.budgets_of_addresses.acquire_many(address, units);
+        let of_address = evicting(of_address, || match address {
+            Some(address) => self.limiter.evict_oldest_of(address),
+            None => self.limiter.evict_oldest(),
+        });
+        let of_address = of_address.await;
+        let of_all = self.budget.clone().acquire_many_owned(units);
+        let of_all = evicting(of_all, || self.limiter.evict_oldest()).await;
+        [of_address, of_all.expect("because the semaphore is never closed")]
+    }
+}
+
+/// Waits for memory, and evicts a connection again and again until there is some.
+async fn evicting<T>(memory: impl Future<Output = T>, evict: impl Fn() -> bool) -> T {
+    let mut memory = std::pin::pin!(memory);
+    loop {
+        match tokio::time::timeout(EVICTION_DELAY, memory.as_mut()).await {
+            Ok(memory) => return memory,
+            Err(_) => evict(),
+        };
     }
 }
 
@@ -173,16 +193,16 @@ impl Body {
     pub async fn process<R>(self, work: impl FnOnce(&[u8]) -> R) -> R {
         let ProcessingSlots {
             large,
+            large_of_addresses,
             of_addresses,
             all,
         } = &*self.slots;
-        let is_large = self.bytes.len() > LARGE_BYTES;
-        let _share = if is_large {
-            None
+        let (shares, slots) = if self.bytes.len() > LARGE_BYTES {
+            (large_of_addresses, large)
         } else {
-            Some(of_addresses.acquire(self.address).await)
+            (of_addresses, all)
         };
-        let slots = if is_large { large } else { all };
+        let _share = shares.acquire(self.address).await;
         let _slot = slots.acquire().await.expect("because the semaphore is never closed");
         task::aside(|| work(&self.bytes))
     }
@@ -242,6 +262,43 @@ mod tests {
         assert_eq!(other.process(<[u8]>::len).await, 2);
         drop((share, slot));
         assert_eq!(waiting.await, 2);
+    }
+
+    #[tokio::test]
+    async fn r20_bodies_of_one_address_leave_memory_for_others() {
+        let bodies = Bodies::new(PreAuthLimiter::new(1));
+        let address = |last| Some(IpAddr::from([10, 0, 0, last]));
+        let held = bodies.reserve(address(1), BUDGET / 2).await;
+        let mut more = std::pin::pin!(bodies.reserve(address(1), 1));
+        assert!(futures::poll!(more.as_mut()).is_pending());
+        drop(bodies.reserve(address(2), BUDGET / 2).await);
+        drop(held);
+        drop(more.await);
+    }
+
+    #[tokio::test]
+    async fn r20_large_bodies_of_one_address_do_not_delay_those_of_others() {
+        let bodies = Bodies::with(PreAuthLimiter::new(1), 1);
+        let length = LARGE_BYTES + 1;
+        let slot = bodies.slots.large.acquire().await.expect("an open semaphore");
+        let mut waiting = [1, 1, 2].map(|last| {
+            let body = Body {
+                bytes: vec![b' '; length].into(),
+                address: Some(IpAddr::from([10, 0, 0, last])),
+                slots: bodies.slots.clone(),
+                _held: Vec::new(),
+            };
+            Box::pin(body.process(<[u8]>::len))
+        });
+        for body in &mut waiting {
+            assert!(futures::poll!(body.as_mut()).is_pending());
+        }
+        drop(slot);
+        let [first, mut second, other] = waiting;
+        assert_eq!(first.await, length);
+        assert!(futures::poll!(second.as_mut()).is_pending(), "another address is next");
+        assert_eq!(other.await, length);
+        assert_eq!(second.await, length);
     }
 
     /// Slow bodies use up the memory: the connections of their client are evicted, and another request succeeds.
