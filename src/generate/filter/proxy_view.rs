@@ -37,6 +37,9 @@ pub enum ListenerClass {
     Gateway,
 }
 
+/// The number of inbound ports that every proxy counts as having.
+const USUAL_INBOUND_PORTS: usize = 4;
+
 /// Attributes of a proxy that its filters depend on, in all listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FilterProxyView {
@@ -71,6 +74,8 @@ pub struct FilterProxyView {
     pub telemetries: Shared<[ObjectKey]>,
     /// Security policies that apply.
     pub security: SecurityPolicies,
+    /// Upper bound of the inbound ports whose chains repeat the security filters, a power of two.
+    pub inbound_ports: usize,
     /// WasmPlugins and TrafficExtensions that apply, in order.
     pub extension_filters: Shared<[ExtensionId]>,
     /// EnvoyFilter patches of listeners that apply, in order.
@@ -141,6 +146,7 @@ impl FilterProxyView {
             picks_endpoints: selected.inference_pools(ctx).next().is_some(),
             telemetries: telemetries(ctx, subject),
             security: SecurityPolicies::of(ctx, subject),
+            inbound_ports: USUAL_INBOUND_PORTS,
             extension_filters: selected.extensions.clone(),
             listener_patches: selected.patches.listeners.clone(),
             route_patches: selected.patches.routes.clone(),
@@ -161,6 +167,19 @@ impl FilterProxyView {
             telemetries,
             security,
             extension_filters,
+            ..Self::clone(base)
+        })
+    }
+
+    /// Returns the view for chains of this many inbound ports. The number is rounded up to a power of two: it decides
+    /// only whether the security filters are too large, so few changes of ports change the view.
+    pub fn with_inbound_ports(base: &Hashed<Self>, ports: usize) -> Hashed<Self> {
+        let inbound_ports = ports.max(USUAL_INBOUND_PORTS).next_power_of_two();
+        if inbound_ports == base.inbound_ports {
+            return base.clone();
+        }
+        Hashed::new(Self {
+            inbound_ports,
             ..Self::clone(base)
         })
     }

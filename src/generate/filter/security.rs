@@ -15,6 +15,8 @@ mod trust_domain;
 
 pub use rbac::proxyless_filters;
 
+use prost::Message;
+
 use super::{
     FilterStack,
     memo::Noted,
@@ -23,6 +25,7 @@ use super::{
 };
 use crate::{
     api::Config,
+    base::ObjectKey,
     generate::BuildContext,
     proto::{
         envoy::{
@@ -70,6 +73,21 @@ enum Traffic {
     Http,
     Tcp,
 }
+
+impl Traffic {
+    /// Returns the maximum number of chains of an inbound port: one without a declared protocol has all of them.
+    fn chains_of_a_port(self) -> usize {
+        match self {
+            Self::Http => 2,
+            Self::Tcp => 3,
+        }
+    }
+}
+
+/// The maximum size of the security filters in all inbound chains of a proxy, or of a service behind a waypoint. Each
+/// chain repeats them, so a policy of a megabyte with a Sidecar or Service of a thousand ports takes gigabytes. 1 MiB
+/// of filters is possible with 128 ports.
+const MAX_SECURITY_BYTES: usize = 256 << 20;
 
 impl FilterStack<'_> {
     /// Returns the security filters of HTTP chains.
@@ -136,9 +154,9 @@ impl FilterStack<'_> {
         })
     }
 
-    /// Returns the filters if the proxy supports all of them. Outbound traffic of sidecars is secured at its
-    /// destination.
-    fn checked<F: Named + Default>(
+    /// Returns the filters if the proxy supports all of them and they are not too large. Outbound traffic of sidecars
+    /// is secured at its destination.
+    fn checked<F: Named + Message + Default>(
         &self,
         traffic: Traffic,
         build: impl FnOnce() -> SecurityFilters<F>,
@@ -158,6 +176,10 @@ impl FilterStack<'_> {
             self.note("security_extension_missing", name);
             denied = true;
         }
+        let size: usize = all.into_iter().flatten().map(Message::encoded_len).sum();
+        if self.exceeds_limit(traffic, size) {
+            denied = true;
+        }
         if denied {
             return SecurityFilters {
                 denied,
@@ -165,6 +187,28 @@ impl FilterStack<'_> {
             };
         }
         filters
+    }
+
+    /// Returns true, with a note, if all inbound chains together would have too large filters.
+    ///
+    /// Note: only owners of the workload or service decide about its ports, but anybody may add servers to a gateway
+    /// that selects those of all namespaces. There the limit would let them deny the traffic of others.
+    fn exceeds_limit(&self, traffic: Traffic, size: usize) -> bool {
+        let ports = self.client.inbound_ports;
+        let exceeds = self.class == ListenerClass::SidecarInbound && is_too_large(traffic, size, ports);
+        if exceeds {
+            let largest = self.authorization_policies().max_by_key(|row| row.spec.encoded_len());
+            let of = largest.map_or_else(
+                || self.client.namespace.to_string(),
+                |row| {
+                    let ObjectKey { namespace, name, .. } = &row.meta.key;
+                    format!("{namespace}/{name}")
+                },
+            );
+            let detail = format!("{of}: {size} bytes in each chain of up to {ports} ports");
+            self.note("security_filters_too_large", detail);
+        }
+        exceeds
     }
 
     /// Returns the AuthorizationPolicies of the proxy, in order.
@@ -182,6 +226,12 @@ impl FilterStack<'_> {
             .filter(|policy| policy.spec.action() == action)
             .collect()
     }
+}
+
+/// Returns true if all chains of inbound ports together would repeat too much.
+fn is_too_large(traffic: Traffic, size: usize, ports: usize) -> bool {
+    let chains = traffic.chains_of_a_port().saturating_mul(ports);
+    size.saturating_mul(chains) > MAX_SECURITY_BYTES
 }
 
 /// Returns the provider of a `CUSTOM` policy; empty if it names none.

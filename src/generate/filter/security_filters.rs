@@ -27,8 +27,8 @@ pub struct SecurityFilters<F> {
     pub(super) custom: Vec<F>,
     pub(super) authentication: Vec<F>,
     pub(super) authorization: Vec<F>,
-    /// True if the proxy lacks a filter that its policies need. The chain must then deny all traffic: it ends in
-    /// [`denied_routes`] or a TCP proxy to no cluster, and no filter is built.
+    /// True if the proxy lacks a filter that its policies need, or the filters of all chains would be too large. The
+    /// chain must then deny all traffic: it ends in [`denied_routes`] or a TCP proxy to no cluster, without filters.
     pub denied: bool,
 }
 

@@ -119,14 +119,20 @@ impl InboundProxyView {
     pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Hashed<Self> {
         let proxy = selected.proxy;
         let sidecar = ingress_sidecar(ctx, &selected.scope);
+        let peers = authentication::peer_policy(ctx.cx, ctx.mesh, &proxy.namespace, &selected.labels);
+        let mut ports: BTreeSet<u32> = selected.targets.iter().map(|target| target.target_port).collect();
+        if let Some(row) = sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key)) {
+            ports.extend(row.spec.ingress.iter().map(port_number));
+        }
+        ports.extend(peers.ports.keys());
         Hashed::new(Self {
-            filters: filters.clone(),
+            filters: FilterProxyView::with_inbound_ports(filters, ports.len()),
             targets: selected.targets.clone(),
             own_address: sidecar
                 .as_ref()
                 .and_then(|_| unicast_address(&selected.class.addresses)),
             sidecar,
-            peers: authentication::peer_policy(ctx.cx, ctx.mesh, &proxy.namespace, &selected.labels),
+            peers,
             ip_mode: proxy.ip_mode,
             interception: proxy.interception_mode,
             unprivileged: proxy.has(MetadataKey::UnprivilegedPod),

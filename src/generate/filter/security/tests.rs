@@ -4,7 +4,7 @@ use prost::Message;
 use serde_json::{Value, json};
 
 use super::{
-    Traffic,
+    Traffic, is_too_large,
     item::{Leniency, RuleContext},
     rule::{self, Skipped},
     trust_domain::MeshTrustDomains,
@@ -235,6 +235,18 @@ fn many_trust_domains_keep_their_order() {
     let expanded = MeshTrustDomains::of(&mesh()).expand_domains(&names);
     assert_eq!(expanded[..4], ["a", "new", "old", "d0"]);
     assert_eq!(expanded[3..], names[4..]);
+}
+
+#[test]
+fn r21_usual_policies_are_never_too_large() {
+    // 100 KB of policies, several times as large in filters, for 100 ports.
+    for traffic in [Traffic::Http, Traffic::Tcp] {
+        assert!(!is_too_large(traffic, 600 << 10, 128), "{traffic:?}");
+        // All keys that istiod fetches for a namespace and for the root namespace.
+        assert!(!is_too_large(traffic, 17 << 20, 4), "{traffic:?}");
+        assert!(is_too_large(traffic, 3 << 20, 1024), "{traffic:?}");
+        assert!(is_too_large(traffic, usize::MAX, 4), "{traffic:?}");
+    }
 }
 
 #[test]

@@ -101,6 +101,49 @@ fn a_client_that_cannot_enforce_its_policies_accepts_no_traffic() {
     assert!(!fixture.get("0.0.0.0_80").to_string().contains("directResponse"));
 }
 
+/// A policy of this many address ranges, and a Sidecar of this many ports.
+fn large_policy(ranges: usize, ports: usize) -> Fixture {
+    let range = |number: usize| format!("192.{}.{}.0/24", number >> 8, number & 0xff);
+    let ranges = (0..ranges).map(range).collect::<Vec<_>>().join(", ");
+    let policy = DENY.replace("192.0.2.0/24", &ranges);
+    let ports = (10_000_u32..).take(ports).map(|port| {
+        format!("  - {{port: {{number: {port}, protocol: HTTP, name: h}}, defaultEndpoint: '127.0.0.1:{port}'}}\n")
+    });
+    let sidecar = "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: a}\nspec:\n  ingress:\n";
+    let config = policy + sidecar + &ports.collect::<String>();
+    fixture("", &config, None)
+}
+
+/// Each chain repeats the filters of its policies, so one large policy and one Sidecar would produce gigabytes.
+#[test]
+fn r21_policies_that_are_too_large_for_all_chains_deny_everything() {
+    let is_noted = |fixture: &Fixture| {
+        let notes = fixture.store.notes();
+        let mut large = notes.iter().filter(|note| note.code == "security_filters_too_large");
+        large.any(|note| note.detail.starts_with("default/d: "))
+    };
+    let denied = large_policy(10_000, 600);
+    let listener = denied.get("virtualInbound").to_string();
+    assert!(!listener.contains("rbac.v3"));
+    for filters in inbound(&denied) {
+        match connection_manager(&filters) {
+            Some(manager) => {
+                let route = &manager["routeConfig"]["virtualHosts"][0]["routes"][0];
+                assert_eq!(route["directResponse"]["status"], 403);
+            }
+            None => assert!(filters.to_string().contains("BlackHoleCluster")),
+        }
+    }
+    assert!(is_noted(&denied));
+    // Outbound listeners are unaffected.
+    assert!(!denied.get("0.0.0.0_80").to_string().contains("directResponse"));
+
+    let few_ports = large_policy(10_000, 2);
+    let listener = few_ports.get("virtualInbound").to_string();
+    assert!(listener.contains("rbac.v3") && !listener.contains("directResponse"));
+    assert!(!is_noted(&few_ports));
+}
+
 /// The keys that the filter of every inbound chain checks tokens with.
 fn token_keys(virtual_inbound: &Value) -> Vec<String> {
     let filters = virtual_inbound["filterChains"].as_array().expect("chains").iter();

@@ -108,6 +108,7 @@ impl ServiceChains {
             let subject = client.subject.clone().with_service(TargetService::of(service));
             FilterProxyView::for_service(&client.filters, ctx, &subject)
         };
+        let filters = FilterProxyView::with_inbound_ports(&filters, service.ports.len());
         let served = Served::of(ctx, &client.waypoint);
         let is_multi_network = ctx.mesh.installation.features.ambient_enable_multi_network;
         let of_clusters = || ctx.mesh.ambient_services.get(ctx.cx, &self.service);
