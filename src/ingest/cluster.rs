@@ -386,8 +386,10 @@ impl Cluster {
             WatchEvent::Restarted(items) => {
                 let mut was_refused = false;
                 if let Some(watching) = self.watching.get_mut(watch) {
-                    watching.listed = true;
-                    was_refused = std::mem::replace(&mut watching.is_refused, !watching.health.has_listed());
+                    // A complete list may already follow in the queue.
+                    let is_first = !std::mem::replace(&mut watching.listed, true);
+                    let is_refused = is_first && watching.health.was_refused();
+                    was_refused = std::mem::replace(&mut watching.is_refused, is_refused);
                     if watching.is_refused {
                         return;
                     }

@@ -136,6 +136,8 @@ struct Facts {
     resource_version: SmolStr,
     objects: usize,
     listed: bool,
+    /// True once a list was refused before the first complete one.
+    refused: bool,
     restarts: u64,
     silences: u64,
     undecodable: u64,
@@ -254,6 +256,12 @@ impl WatchHealth {
         self.facts().listed
     }
 
+    /// Returns true if the first event of the watch is an empty list in place of a refused one. Such an event is sent
+    /// before any list, and after this is known, so what it returns at that event holds whatever was listed since.
+    pub fn was_refused(&self) -> bool {
+        self.facts().refused
+    }
+
     /// Returns true if the API server is known to have only older versions than this one. Versions that are not numbers
     /// have no order.
     pub fn is_before(&self, version: u64) -> bool {
@@ -329,11 +337,12 @@ impl WatchHealth {
         }
     }
 
-    /// Records a refused list of objects that need not exist. It does not count as an error, and is logged once.
+    /// Records a refused list of objects that need not exist, before the first complete list. It does not count as an error, and is logged once.
     pub(super) fn not_permitted(&self, error: &str) {
         let mut facts = self.facts();
         let is_known = facts.last_error == error;
         error.clone_into(&mut facts.last_error);
+        facts.refused = true;
         drop(facts);
         if !is_known {
             tracing::warn!(cluster = %self.cluster, resource = %self.resource, error, "watch not permitted, retrying");

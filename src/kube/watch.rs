@@ -65,8 +65,8 @@ pub struct WatchTarget {
     pub fields: Option<String>,
     /// True if only `metadata` is requested.
     pub metadata_only: bool,
-    /// True if a refusal for lack of a permission (403) before the first list is sent as an empty list. The health of
-    /// the watch has listed nothing then.
+    /// True if a refusal for lack of a permission (403) before the first list is sent as an empty list, see
+    /// [`WatchHealth::was_refused`].
     pub may_be_forbidden: bool,
 }
 

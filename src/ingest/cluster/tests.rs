@@ -502,6 +502,26 @@ async fn secrets_that_must_not_be_read_do_not_delay_a_remote_cluster() {
     assert_eq!(fixture.summary().await, ["Secret 0"]);
 }
 
+/// Both lists may be in the queue of the watch before the first one is processed.
+#[tokio::test]
+async fn a_refused_list_is_not_an_empty_one_when_another_follows() {
+    let idle = Idle::of_role(Role::Remote, false);
+    let server = idle.server.clone();
+    server.forbid(MESH);
+    let (changes, _received) = mpsc::channel(8);
+    let mut cluster = Cluster::new(idle.source, changes);
+    cluster.watch(Kind::MeshConfig, &cluster.shared.rules.resource(Kind::MeshConfig));
+    let (key, refused) = cluster.events.next().await.expect("a watch");
+    server.set(MESH, json!([mesh_config("trustDomain: td2")]));
+    let (_, listed) = cluster.events.next().await.expect("a watch");
+    assert!(cluster.watching[&key].health.has_listed());
+    let mut output = FilterOutput::default();
+    cluster.take(&key, refused.expect("an event"), &mut output);
+    assert!(cluster.is_refused(Kind::MeshConfig), "unknown is not empty");
+    cluster.take(&key, listed.expect("an event"), &mut output);
+    assert!(!cluster.is_refused(Kind::MeshConfig));
+}
+
 #[test]
 fn resource_versions_distinguish_only_workload_groups() {
     let row = |kind: Kind, version: &str| {
