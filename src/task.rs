@@ -12,7 +12,7 @@ use prometheus::{IntCounterVec, Opts};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::watch,
-    time::Instant,
+    time::{Instant, sleep},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -57,6 +57,22 @@ impl Tasks {
         });
     }
 
+    /// [`Self::spawn_until_shutdown`] for a task that is started again, after a delay, whenever it panics.
+    pub fn spawn_again_after_panics<T: Future<Output = ()> + Send + 'static>(
+        &self,
+        name: &'static str,
+        delay: Duration,
+        mut start: impl FnMut() -> T + Send + 'static,
+    ) {
+        let tasks = self.clone();
+        self.spawn_until_shutdown(name, async move {
+            while !tasks.guarded(name, start()).await {
+                tracing::error!(task = name, restart_in = ?delay, "task panicked, starting it again");
+                sleep(delay).await;
+            }
+        });
+    }
+
     /// Returns the number of running tasks.
     pub fn running(&self) -> usize {
         self.tracker.len()
@@ -79,15 +95,16 @@ impl Tasks {
         tokio::time::timeout(timeout, self.tracker.wait()).await.is_ok()
     }
 
-    /// Returns a task that logs and counts its panic. An async function would hold the task twice: as its argument and
-    /// where it awaits the task.
-    fn guarded<T: Future<Output = ()>>(&self, name: &'static str, task: T) -> impl Future<Output = ()> + use<T> {
+    /// Returns a task that logs and counts its panic, and returns false after one. An async function would hold the task
+    /// twice: as its argument and where it awaits the task.
+    fn guarded<T: Future<Output = ()>>(&self, name: &'static str, task: T) -> impl Future<Output = bool> + use<T> {
         let panics = self.panics.clone();
         AssertUnwindSafe(task).catch_unwind().map(move |ended| {
             if ended.is_err() {
                 panics.with_label_values(&[name]).inc();
                 tracing::error!(task = name, "task panicked");
             }
+            ended.is_ok()
         })
     }
 }
@@ -138,6 +155,27 @@ mod tests {
         assert!(tasks.end(Duration::from_mins(1)).await);
         let counts = ["a", "b"].map(|task| tasks.panics().with_label_values(&[task]).get());
         assert_eq!(counts, [1, 0]);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_started_again_until_it_ends() {
+        let tasks = Tasks::default();
+        let (out, mut started) = tokio::sync::mpsc::channel(8);
+        let mut runs = 0;
+        tasks.spawn_again_after_panics("a", Duration::ZERO, move || {
+            runs += 1;
+            out.try_send(runs).expect("a receiver");
+            async move {
+                if runs < 3 {
+                    fail();
+                }
+            }
+        });
+        for run in 1..=3 {
+            assert_eq!(started.recv().await, Some(run));
+        }
+        assert_eq!(started.recv().await, None);
+        assert_eq!(tasks.panics().with_label_values(&["a"]).get(), 2);
     }
 
     #[test]

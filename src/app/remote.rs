@@ -43,6 +43,8 @@ use crate::{
 
 /// Queue length of the watch of Secrets, in events.
 const EVENTS: usize = 16;
+/// Delay before the watch of Secrets is started again after a panic.
+const RESTART_DELAY: Duration = Duration::from_millis(500);
 /// Longest time of a credential plugin.
 const PLUGIN_TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -220,11 +222,10 @@ async fn declarations(inputs: &RemoteInputs<'_>, rate: Rate) -> Result<Declarati
     let own: &ClusterId = &inputs.installation.cluster;
     let health = WatchHealth::new(own, &target.name(), &inputs.shared.watch_metrics);
     let (sender, events) = mpsc::channel(EVENTS);
-    let watching = watch(client, target, health, sender);
-    inputs
-        .environment
-        .tasks
-        .spawn_until_shutdown("remote secrets", watching);
+    // Its sender stays here, so after a panic the declared clusters stay until all are listed again.
+    let watching = move || watch(client.clone(), target.clone(), health.clone(), sender.clone());
+    let tasks = &inputs.environment.tasks;
+    tasks.spawn_again_after_panics("remote secrets", RESTART_DELAY, watching);
     Ok(Declarations::Secrets(events))
 }
 
