@@ -10,6 +10,7 @@ pub(crate) mod handshake;
 pub mod hashed;
 pub mod host;
 pub mod ident;
+pub mod keyed;
 pub mod message;
 pub mod pool;
 pub mod re2;

@@ -49,6 +49,10 @@ impl<T: Ord + Clone + Hash + Debug + Send + Sync + 'static> Key for T {}
 pub struct RelationId(pub u32);
 
 /// A recorded read: the hash of (relation, key), or of the relation as a whole.
+///
+/// Note: the hash is a fast one without a secret, because reads are by far the most frequent use of keys. Keys that
+/// tenants make collide are one read with many readers, which a change of any of them evaluates: as much as a change of
+/// all of them, which these tenants can make anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReadKey(u64);
 

@@ -2,11 +2,14 @@
 
 use std::{cell::Cell, cmp::Ordering, fmt, hash, ops};
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_secret, xxh3_128_with_secret};
 
-use super::{Shared, scratch};
+use super::{Shared, keyed, scratch};
 
 /// A shared value with its 128-bit hash. The order is that of the hashes: stable within a process, without meaning.
+///
+/// Tenants choose parts of such values. The hash has a [secret](keyed::secret), so that they can find neither different
+/// values with one hash, which maps by order could not tell apart, nor many that share a bucket of a faster map.
 pub struct Hashed<T> {
     /// The hash in bytes: a `u128` is aligned to 16 bytes, with which a key would have 32 bytes instead of 24, and a
     /// listed resource 48 instead of 32.
@@ -42,7 +45,9 @@ struct Collector<'a> {
 impl hash::Hasher for Collector<'_> {
     fn write(&mut self, bytes: &[u8]) {
         if self.piece.len() + bytes.len() > PIECE {
-            let before = self.before.get_or_insert_with(Box::default);
+            let before = self
+                .before
+                .get_or_insert_with(|| Box::new(Xxh3::with_secret(*keyed::secret())));
             before.update(self.piece);
             before.update(bytes);
             self.piece.clear();
@@ -53,7 +58,7 @@ impl hash::Hasher for Collector<'_> {
 
     fn finish(&self) -> u64 {
         match &self.before {
-            None => xxh3_64(self.piece),
+            None => xxh3_64_with_secret(self.piece, keyed::secret()),
             Some(before) => {
                 let mut all = before.clone();
                 all.update(self.piece);
@@ -68,7 +73,7 @@ fn digest(value: &impl hash::Hash) -> u128 {
         let mut collector = Collector { piece, before: None };
         value.hash(&mut collector);
         match collector.before {
-            None => xxh3_128(collector.piece),
+            None => xxh3_128_with_secret(collector.piece, keyed::secret()),
             Some(mut before) => {
                 before.update(collector.piece);
                 before.digest128()
@@ -156,12 +161,12 @@ mod tests {
     fn values_of_any_length_have_the_hash_of_their_bytes() {
         for length in [0, 1, 100, 2000, 10_000] {
             let value: Vec<String> = (0..length).map(|number: u32| number.to_string()).collect();
-            let mut hasher = Xxh3::new();
+            let mut hasher = Xxh3::with_secret(*keyed::secret());
             value.hash(&mut hasher);
             assert_eq!(digest(&value), hasher.digest128(), "{length} texts");
         }
         let long = "x".repeat(3 * PIECE);
-        let mut hasher = Xxh3::new();
+        let mut hasher = Xxh3::with_secret(*keyed::secret());
         long.hash(&mut hasher);
         assert_eq!(digest(&long), hasher.digest128());
     }

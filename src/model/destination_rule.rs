@@ -6,9 +6,11 @@
 
 mod units;
 
-use std::{collections::BTreeSet, ops::Deref};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Deref,
+};
 
-use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
 pub use self::units::PolicySize;
@@ -540,7 +542,7 @@ pub fn client_namespaces(key: &RuleKey, rules: &HostRules, emit: &mut dyn FnMut(
 pub struct OwnRules<'a> {
     client: &'a Namespace,
     /// By host. True if clients of all namespaces see the same rule for a service of this namespace.
-    exact: FxHashMap<&'a Hostname, bool>,
+    exact: BTreeMap<&'a Hostname, bool>,
     wildcards: Vec<&'a Hostname>,
 }
 
@@ -549,7 +551,7 @@ impl<'a> OwnRules<'a> {
     pub fn of(cx: &Cx, mesh: &'a MeshSnapshot, client: &'a Namespace) -> Self {
         let mut own = Self {
             client,
-            exact: FxHashMap::default(),
+            exact: BTreeMap::new(),
             wildcards: Vec::new(),
         };
         for (key, rules) in mesh.rules_by_client.get(cx, client) {

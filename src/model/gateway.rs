@@ -11,7 +11,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rustc_hash::FxHashMap;
 use smol_str::{SmolStr, StrExt};
 
 use super::{
@@ -21,7 +20,7 @@ use super::{
 pub use crate::api::istio::gateway::SEMANTICS_ANNOTATION;
 use crate::{
     api::Meta,
-    base::{Labels, MessageKey, ObjectKey, Shared, cidr, select::LabelSelector},
+    base::{Labels, MessageKey, ObjectKey, Shared, cidr, keyed::KeyedMap, select::LabelSelector},
     proto::istio::networking::v1alpha3::{self as networking, ServerTlsSettings, server_tls_settings::TlSmode},
     table::Cx,
 };
@@ -355,7 +354,7 @@ impl<'a> PortMap<'a> {
 #[derive(Default)]
 struct HostUsers {
     /// The address on which each last used the host.
-    binds: FxHashMap<Option<SmolStr>, SmolStr>,
+    binds: BTreeMap<Option<SmolStr>, SmolStr>,
     /// The selector of the only server with the host until now, and the server's address. Its namespaces may be all of
     /// the cluster, so they are listed only if another server has the host.
     sole: Option<(Shared<LabelSelector>, SmolStr)>,
@@ -394,7 +393,7 @@ struct Merge<'a> {
     /// Plaintext server that determines a port.
     plaintext: BTreeMap<u32, ServerPort>,
     /// Hosts of TLS servers by port, without namespaces and in lower case.
-    tls_hosts: BTreeMap<u32, FxHashMap<SmolStr, HostUsers>>,
+    tls_hosts: BTreeMap<u32, KeyedMap<SmolStr, HostUsers>>,
 }
 
 impl Merge<'_> {

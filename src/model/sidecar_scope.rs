@@ -13,7 +13,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rustc_hash::{FxHashMap, FxHashSet};
 use smol_str::SmolStr;
 
 use super::{
@@ -22,7 +21,10 @@ use super::{
     virtual_service,
 };
 use crate::{
-    base::{Hostname, Namespace, ObjectKey, Shared},
+    base::{
+        Hostname, Namespace, ObjectKey, Shared,
+        keyed::{KeyedMap, KeyedSet},
+    },
     proto::istio::{
         mesh::v1alpha1::mesh_config::outbound_traffic_policy::Mode as MeshMode,
         networking::v1alpha3::{self as networking, CaptureMode, outbound_traffic_policy::Mode},
@@ -323,11 +325,11 @@ fn sidecar_scope(
     let mut collector = Collector::default();
     let mut egress: Vec<EgressListener> = Vec::new();
     let mut virtual_services: Vec<ObjectKey> = Vec::new();
-    let mut known: FxHashSet<&ObjectKey> = FxHashSet::default();
+    let mut known: KeyedSet<&ObjectKey> = KeyedSet::default();
     // Gathered once for all listeners, as a Sidecar may have thousands of these.
     let mut visible: BTreeMap<Option<Vec<Namespace>>, Vec<VisibleService>> = BTreeMap::new();
     let visible_routes = virtual_service::for_sidecars(cx, mesh, namespace);
-    let mut destinations: FxHashMap<&ObjectKey, Vec<DestinationService>> = FxHashMap::default();
+    let mut destinations: KeyedMap<&ObjectKey, Vec<DestinationService>> = KeyedMap::default();
     // The first listener with each selection. Those with an equal one share its lists, and add nothing to the scope.
     let mut firsts: BTreeMap<(&[String], Option<u32>), usize> = BTreeMap::new();
     for (index, listener) in written.iter().enumerate() {

@@ -1,15 +1,17 @@
 //! Dependencies: evaluations by the keys that they have read, to find those that a change affects.
 
-use std::{collections::hash_map, hash::BuildHasher};
+use std::collections::hash_map;
 
 use hashbrown::HashTable;
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Evaluated, Key, Outcome, ReadKey, Transaction};
+use crate::base::keyed;
 
 /// Recorded reads of evaluations. Keys without reads are not stored.
 pub struct Reads<K> {
-    /// Occupied slots, by the hashes of the keys in their entries. A map from keys to slots would hold each key twice.
+    /// Occupied slots, by the keyed hashes of the keys in their entries. A map from keys to slots would hold each key
+    /// twice.
     slots: HashTable<u32>,
     entries: Vec<Option<Entry<K>>>,
     free: Vec<u32>,
@@ -116,7 +118,7 @@ impl<K: Key> Reads<K> {
     }
 
     fn record(&mut self, key: &K, reads: Box<[ReadKey]>) {
-        let hash = FxBuildHasher.hash_one(key);
+        let hash = keyed::hash_one(key);
         let found = self.slots.find(hash, |slot| has_key(&self.entries, *slot, key));
         let slot = match found.copied() {
             Some(slot) => slot,
@@ -174,7 +176,7 @@ fn has_key<K: Key>(entries: &[Option<Entry<K>>], slot: u32, key: &K) -> bool {
 /// Returns the hash of the key in an occupied slot.
 fn hash_of<K: Key>(entries: &[Option<Entry<K>>], slot: u32) -> u64 {
     let entry = entries[slot as usize].as_ref();
-    FxBuildHasher.hash_one(&entry.expect("because a slot in the table is occupied").key)
+    keyed::hash_one(&entry.expect("because a slot in the table is occupied").key)
 }
 
 /// Returns the reads of the first list that are not in the second one. Both are sorted; some lists have 100,000 reads.

@@ -5,7 +5,6 @@ use std::{
     sync::Arc,
 };
 
-use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
 use super::{
@@ -17,7 +16,10 @@ use super::{
     },
     watched::{InFlight, WatchedResource},
 };
-use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
+use crate::{
+    base::keyed::KeyedMap,
+    generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources},
+};
 
 /// Returns what must be sent now, if anything. Then the view counts as sent; removals that must wait are recorded.
 pub(super) fn content(
@@ -311,8 +313,8 @@ impl Content {
 }
 
 /// Returns resources by their aliases.
-fn with_aliases(view: &TypeResources) -> FxHashMap<&SmolStr, Vec<&Arc<EncodedResource>>> {
-    let mut found: FxHashMap<&SmolStr, Vec<&Arc<EncodedResource>>> = FxHashMap::default();
+fn with_aliases(view: &TypeResources) -> KeyedMap<&SmolStr, Vec<&Arc<EncodedResource>>> {
+    let mut found: KeyedMap<&SmolStr, Vec<&Arc<EncodedResource>>> = KeyedMap::default();
     for resource in view.iter() {
         for alias in resource.aliases() {
             found.entry(alias).or_default().push(resource);

@@ -24,6 +24,7 @@ use crate::{
         Hashed, Hostname, ObjectKey, Shared, SmolStr,
         address::host_port,
         host::{self, HostsByEnd},
+        keyed::KeyedMap,
     },
     generate::{
         BuildContext, EncodedResource, GatewayView,
@@ -465,10 +466,10 @@ struct VirtualHostBuilder<'a> {
 #[derive(Default)]
 struct VirtualHostBuilders<'a> {
     all: Vec<VirtualHostBuilder<'a>>,
-    by_host: FxHashMap<&'a Hostname, usize>,
+    by_host: KeyedMap<&'a Hostname, usize>,
     /// Routes of each VirtualService on each Gateway.
     route_lists: Vec<Shared<Routes>>,
-    known_lists: FxHashMap<(&'a SmolStr, &'a ObjectKey), usize>,
+    known_lists: KeyedMap<(&'a SmolStr, &'a ObjectKey), usize>,
     sequences: Sequences,
 }
 

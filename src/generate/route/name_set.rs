@@ -1,13 +1,14 @@
 //! A set of many names, which are kept in one text.
 
-use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, hash_map::Entry};
 
 use rustc_hash::FxHashMap;
-use xxhash_rust::xxh3::xxh3_64;
 
-/// Returns the hash of a name in every set.
+use crate::base::keyed;
+
+/// Returns the hash of a name in every set. Tenants choose the names, so it is a keyed one.
 pub(super) fn hash(name: &str) -> u64 {
-    xxh3_64(name.as_bytes())
+    keyed::hash(name.as_bytes())
 }
 
 /// A set of names, without an allocation for each: some route configurations have 100,000 domains.
@@ -18,7 +19,7 @@ pub(super) struct NameSet {
     /// The position of the first name with each hash.
     by_hash: FxHashMap<u64, (u32, u32)>,
     /// The positions of names whose hash another name has, by name.
-    others: FxHashMap<String, u32>,
+    others: BTreeMap<String, u32>,
 }
 
 impl NameSet {

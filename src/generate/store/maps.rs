@@ -1,8 +1,9 @@
 //! Resources by name, assembled from the list of a part.
 
-use std::sync::{Arc, LazyLock};
-
-use rustc_hash::FxHashSet;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, LazyLock},
+};
 
 use crate::{
     base::SmolStr,
@@ -28,7 +29,7 @@ pub(super) type PartResourceMaps = [Arc<PartResources>; ResourceType::ALL.len()]
 pub(super) struct ListMaps {
     pub(super) types: PartResourceMaps,
     /// Names of several listed resources, of which all but the first are hidden.
-    contested: FxHashSet<(ResourceType, SmolStr)>,
+    contested: BTreeSet<(ResourceType, SmolStr)>,
 }
 
 /// A change of one listed resource.
@@ -43,7 +44,7 @@ impl ListMaps {
     pub(super) fn assemble(list: &[ListedResource], resources: &Table<ResourceKey, Built>) -> Self {
         let cx = Cx::untracked();
         let mut maps: [PartResources; ResourceType::ALL.len()] = Default::default();
-        let mut contested = FxHashSet::default();
+        let mut contested = BTreeSet::new();
         for listed in list {
             let built = resources.get(&cx, &listed.key);
             let Some(resource) = built.and_then(|built| built.resource.as_ref()) else {

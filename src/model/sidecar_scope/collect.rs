@@ -2,11 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rustc_hash::FxHashMap;
-
 use super::{SidecarScope, imports::VisibleService};
 use crate::{
-    base::{Hostname, Namespace, Shared},
+    base::{Hostname, Namespace, Shared, keyed::KeyedMap},
     model::{
         MeshSnapshot,
         service::{MergedService, Registry, ServiceKey, Visibility},
@@ -19,7 +17,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Collector<'m> {
     entries: Vec<Entry<'m>>,
-    by_host: FxHashMap<&'m Hostname, usize>,
+    by_host: KeyedMap<&'m Hostname, usize>,
 }
 
 struct Entry<'m> {

@@ -8,11 +8,9 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use rustc_hash::FxHashMap;
-
 use super::{AliasFilters, PortFilters};
 use crate::{
-    base::{Hostname, Namespace, ObjectKey, Shared},
+    base::{Hostname, Namespace, ObjectKey, Shared, keyed::KeyedMap},
     model::{
         MeshSnapshot,
         export::ExportTo,
@@ -120,7 +118,7 @@ impl<'a> Imports<'a> {
         let imports = visible.iter().filter_map(|service| self.import(*service, port));
         let mut imports: Vec<Import> = imports.collect();
         let unified = mesh.installation.features.pilot_unified_sidecar_scope;
-        let mut chosen: FxHashMap<&Hostname, (&Namespace, Registry)> = FxHashMap::default();
+        let mut chosen: KeyedMap<&Hostname, (&Namespace, Registry)> = KeyedMap::default();
         chosen.reserve(imports.len());
         for Import { service, .. } in &imports {
             let key = service.key;

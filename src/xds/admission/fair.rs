@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 use tokio::{sync::oneshot, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -57,7 +56,7 @@ struct Inner {
     used: usize,
     used_without_authentication: usize,
     /// The sources that use units or wait for them.
-    sources: FxHashMap<Source, SourceState>,
+    sources: BTreeMap<Source, SourceState>,
     /// The next client of each source, without and with authentication.
     order: [BTreeSet<Turn>; 2],
     holders: BTreeMap<u64, Holder>,

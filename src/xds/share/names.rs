@@ -13,12 +13,12 @@ use imbl::OrdSet;
 use prost::{DecodeError, encoding};
 use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     held::{Charge, HeldBytes, size_of_names},
     set_hash::{SetHash, SetHasher, insert},
 };
+use crate::base::keyed;
 
 /// Shorter lists are not interned.
 const SMALL_BYTES: usize = 1 << 10;
@@ -129,7 +129,7 @@ pub(in crate::xds) struct NameListInterner {
 
 #[derive(Default)]
 struct Lists {
-    /// By a hash of their encoded form.
+    /// By a keyed hash of their encoded form.
     by_bytes: FxHashMap<u64, Weak<Names>>,
     /// By a hash of the set of names.
     by_set: FxHashMap<SetHash, Weak<Names>>,
@@ -152,7 +152,7 @@ impl NameListInterner {
         if fields.len() < SMALL_BYTES {
             return Names::read(&fields).map(Arc::new);
         }
-        let hash = xxh3_64(&fields);
+        let hash = keyed::hash(&fields);
         let known = self.lock().by_bytes.get(&hash).and_then(Weak::upgrade);
         if let Some(known) = known.filter(|known| known.fields == fields) {
             return Ok(known);

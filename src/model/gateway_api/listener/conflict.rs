@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
 use super::admits;
@@ -48,13 +47,13 @@ impl Family {
 /// Listeners that were accepted on one port.
 struct Port {
     family: Family,
-    hosts: FxHashMap<SmolStr, String>,
+    hosts: BTreeMap<SmolStr, String>,
 }
 
 /// The listeners of a Gateway in order of precedence.
 #[derive(Default)]
 struct Accepted {
-    ports: FxHashMap<(u16, bool), Port>,
+    ports: BTreeMap<(u16, bool), Port>,
 }
 
 impl Accepted {
@@ -67,7 +66,7 @@ impl Accepted {
             .entry((number, family == Family::Udp))
             .or_insert_with(|| Port {
                 family,
-                hosts: FxHashMap::default(),
+                hosts: BTreeMap::new(),
             });
         if port.family != family {
             let protocol = &listener.protocol;
