@@ -106,18 +106,29 @@ impl<V: Ord + Copy> HostsByEnd<Vec<V>> {
 
     /// Returns the values of the hosts that have a name in common with a host ([`overlaps`]).
     pub fn overlapping(&self, name: &str) -> BTreeSet<V> {
-        let end = backwards(name.strip_prefix('*').unwrap_or(name));
-        let mut found: BTreeSet<V> = self.wildcards_above(&end).into_iter().flatten().copied().collect();
-        if !is_wildcard(name) {
-            found.extend(self.exact.get(&end).into_iter().flatten());
-            return found;
-        }
-        for hosts in [&self.exact, &self.wildcards] {
-            let from = hosts.range(end.clone()..);
-            let below = from.take_while(|(other, _)| other.starts_with(&end));
-            found.extend(below.flat_map(|(_, values)| values));
-        }
+        let mut found = BTreeSet::new();
+        self.any_overlapping(name, |value| {
+            found.insert(value);
+            false
+        });
         found
+    }
+
+    /// Returns true if one of the values of [`Self::overlapping`] is accepted, after which no further one is looked at.
+    pub fn any_overlapping(&self, name: &str, mut accept: impl FnMut(V) -> bool) -> bool {
+        let end = backwards(name.strip_prefix('*').unwrap_or(name));
+        let mut accepts = |values: &Vec<V>| values.iter().any(|value| accept(*value));
+        if self.wildcards_above(&end).into_iter().any(&mut accepts) {
+            return true;
+        }
+        if !is_wildcard(name) {
+            return self.exact.get(&end).is_some_and(accepts);
+        }
+        [&self.exact, &self.wildcards].into_iter().any(|hosts| {
+            let from = hosts.range(end.clone()..);
+            let mut below = from.take_while(|(other, _)| other.starts_with(&end));
+            below.any(|(_, values)| accepts(values))
+        })
     }
 }
 
@@ -148,6 +159,16 @@ mod tests {
             let expected = (0..names.len()).filter(|position| overlaps(names[*position], name));
             let expected: BTreeSet<usize> = expected.collect();
             assert_eq!(index.overlapping(name), expected, "{name}");
+            let mut seen = 0;
+            let is_found = index.any_overlapping(name, |_| {
+                seen += 1;
+                true
+            });
+            assert_eq!(
+                (is_found, seen),
+                (!expected.is_empty(), usize::from(!expected.is_empty())),
+                "{name}"
+            );
             let expected = (0..names.len()).filter(|position| subset_of(name, names[*position]));
             let covering: BTreeSet<usize> = index.covering(name).into_iter().flatten().copied().collect();
             assert_eq!(covering, expected.collect(), "{name}");

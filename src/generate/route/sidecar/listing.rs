@@ -5,14 +5,16 @@ use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
 };
 
-use rustc_hash::FxHashMap;
-
 use super::{
     Binding, BindingPool, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed,
     visible_host::VisibleHost,
 };
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, cidr, host},
+    base::{
+        Hashed, Hostname, ObjectKey, Shared, SmolStr, cidr,
+        host::{self, HostsByEnd},
+        keyed::KeyedMap,
+    },
     generate::{
         BuildContext,
         constant::wildcards,
@@ -340,21 +342,69 @@ pub(super) struct OmittedServices<'a> {
     pub(super) ctx: BuildContext<'a>,
     /// All services of the listener by host in lower case.
     pub(super) by_host: &'a BTreeMap<String, &'a ServiceKey>,
+    /// The same by the end of the host, if a VirtualService of the listener has a wildcard.
+    pub(super) by_end: &'a HostsByEnd<Vec<&'a ServiceKey>>,
 }
 
 impl<'a> OmittedServices<'a> {
     /// Returns the service of a host if it has the port; 0 means any port.
     pub(super) fn with_port(&self, host: &str, port: u32) -> Option<&'a ServiceKey> {
         let key = *self.by_host.get(host)?;
-        let row = self.ctx.mesh.visibility.get(self.ctx.cx, key)?;
-        (port == 0 || row.has_port(port)).then_some(key)
+        self.has_port(key, port).then_some(key)
+    }
+
+    fn has_port(&self, key: &ServiceKey, port: u32) -> bool {
+        let row = self.ctx.mesh.visibility.get(self.ctx.cx, key);
+        row.is_some_and(|row| port == 0 || row.has_port(port))
     }
 
     /// Returns true if a wildcard covers a service with the port.
     fn overlaps(&self, wildcard: &str, port: u32) -> bool {
-        let hosts = self.by_host.keys().filter(|name| host::overlaps(wildcard, name));
-        let mut with_port = hosts.filter_map(|name| self.with_port(name, port));
-        with_port.next().is_some()
+        self.by_end.any_overlapping(wildcard, |key| self.has_port(key, port))
+    }
+}
+
+/// Services by the end of their hosts, with their places among all hosts.
+type ServicesByEnd = HostsByEnd<Vec<(usize, ServiceIndex)>>;
+
+fn by_end<'h>(services: impl Iterator<Item = (&'h str, ServiceIndex)>) -> ServicesByEnd {
+    let services = services.enumerate();
+    HostsByEnd::of(services.map(|(place, (host, index))| (host, (place, index))))
+}
+
+/// The services of a view, to find those that a host of a VirtualService overlaps. Both may be tens of thousands.
+struct RelatedHosts<'v> {
+    /// By host in lower case.
+    by_host: &'v BTreeMap<SmolStr, ServiceIndex>,
+    /// The same by the end of the host, for wildcards of VirtualServices.
+    by_end: OnceCell<ServicesByEnd>,
+    /// Those whose hosts are wildcards, as they are written.
+    wildcards: ServicesByEnd,
+}
+
+impl<'v> RelatedHosts<'v> {
+    fn of(services: &[VisibleHost], by_host: &'v BTreeMap<SmolStr, ServiceIndex>) -> Self {
+        let wildcards = by_host.iter().filter(|(name, _)| host::is_wildcard(name));
+        let wildcards = wildcards.map(|(_, index)| (services[index.0].row.key.hostname.as_str(), *index));
+        Self {
+            by_host,
+            by_end: OnceCell::new(),
+            wildcards: by_end(wildcards),
+        }
+    }
+
+    /// Returns the services that a host in lower case overlaps: the one with this host, then by host.
+    fn overlapping(&self, name: &str) -> Vec<ServiceIndex> {
+        let (exact, others) = if host::is_wildcard(name) {
+            let all = || by_end(self.by_host.iter().map(|(host, index)| (host.as_str(), *index)));
+            (None, self.by_end.get_or_init(all).overlapping(name))
+        } else {
+            (self.by_host.get(name).copied(), self.wildcards.overlapping(name))
+        };
+        exact
+            .into_iter()
+            .chain(others.into_iter().map(|(_, index)| index))
+            .collect()
     }
 }
 
@@ -401,14 +451,10 @@ impl<'a> EgressView<'a> {
             .enumerate()
             .map(|(position, host)| (lower_case(&host.row.key.hostname), ServiceIndex(position)))
             .collect();
-        let wildcards: Vec<ServiceIndex> = by_host
-            .iter()
-            .filter(|(name, _)| host::is_wildcard(name))
-            .map(|(_, index)| *index)
-            .collect();
+        let relations = RelatedHosts::of(&hosts, &by_host);
         let rows = virtual_services.filter_map(|key| Some((key, ctx.mesh.virtual_service_summaries.get(ctx.cx, key)?)));
         let virtual_services: Vec<_> = rows
-            .map(|(key, summary)| VisibleVirtualService::of(key, summary, &hosts, &by_host, &wildcards))
+            .map(|(key, summary)| VisibleVirtualService::of(key, summary, &relations))
             .collect();
         let mut by_port: BTreeMap<u32, BTreeSet<VirtualServiceIndex>> = BTreeMap::new();
         let mut by_service = vec![Vec::new(); hosts.len()];
@@ -675,31 +721,13 @@ impl<'a> EgressView<'a> {
 }
 
 impl<'a> VisibleVirtualService<'a> {
-    fn of(
-        key: &'a ObjectKey,
-        summary: &'a Shared<VirtualServiceSummary>,
-        services: &[VisibleHost],
-        by_host: &BTreeMap<SmolStr, ServiceIndex>,
-        wildcards: &[ServiceIndex],
-    ) -> Self {
+    fn of(key: &'a ObjectKey, summary: &'a Shared<VirtualServiceSummary>, services: &RelatedHosts) -> Self {
         let hosts: Vec<Hostname> = summary
             .hosts
             .iter()
             .map(|host| Hostname::from(lower_case(host)))
             .collect();
-        let overlapping = hosts
-            .iter()
-            .map(|name| {
-                if host::is_wildcard(name) {
-                    let all = by_host.iter().filter(|(service, _)| host::overlaps(name, service));
-                    return all.map(|(_, index)| *index).collect();
-                }
-                let exact = by_host.get(name.as_str()).copied();
-                let wild = wildcards.iter().copied();
-                let wild = wild.filter(|index| host::overlaps(name, &services[index.0].row.key.hostname));
-                exact.into_iter().chain(wild).collect()
-            })
-            .collect();
+        let overlapping = hosts.iter().map(|name| services.overlapping(name)).collect();
         Self {
             key,
             summary,
@@ -718,27 +746,57 @@ fn most_specific(
     if virtual_services.is_empty() {
         return vec![None; services.len()];
     }
-    let mut exact: FxHashMap<&str, VirtualServiceIndex> = FxHashMap::default();
-    let mut wild: BTreeMap<&str, VirtualServiceIndex> = BTreeMap::new();
+    let mut exact: KeyedMap<&str, VirtualServiceIndex> = KeyedMap::default();
+    let mut wild: HostsByEnd<Option<VirtualServiceIndex>> = HostsByEnd::default();
     for (position, declared) in virtual_services.iter().enumerate() {
         let index = VirtualServiceIndex(position);
         for name in &declared.hosts {
             if host::is_wildcard(name) {
-                wild.entry(name.as_str()).or_insert(index);
+                wild.entry(name).get_or_insert(index);
             } else {
                 exact.entry(name.as_str()).or_insert(index);
             }
         }
     }
-    let mut ordered: Vec<(&str, VirtualServiceIndex)> = wild.into_iter().collect();
-    ordered.sort_by(|a, b| host::more_specific(a.0, b.0));
     let of = |host: &VisibleHost| {
         let name = lower_case(&host.row.key.hostname);
-        let covering = || ordered.iter().find(|(pattern, _)| host::subset_of(&name, pattern));
-        exact
-            .get(name.as_str())
-            .copied()
-            .or_else(|| covering().map(|(_, index)| *index))
+        // The longest comes last.
+        let covering = || wild.covering(&name).into_iter().copied().next_back().flatten();
+        exact.get(name.as_str()).copied().or_else(covering)
     };
     services.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_overlapping_services_are_found_as_hosts_are_compared() {
+        let names = ["other", "*.test", "a.test", "*", "b.a.test", "*.a.test", "c.test"];
+        let services = names.iter().enumerate();
+        let services = services.map(|(position, name)| (SmolStr::new(name), ServiceIndex(position)));
+        let by_host: BTreeMap<SmolStr, ServiceIndex> = services.collect();
+        let wildcards = by_host.iter().filter(|(name, _)| host::is_wildcard(name));
+        let related = RelatedHosts {
+            by_host: &by_host,
+            by_end: OnceCell::new(),
+            wildcards: by_end(wildcards.map(|(name, index)| (name.as_str(), *index))),
+        };
+        for name in names
+            .into_iter()
+            .chain(["*.b.test", "*.b.a.test", "x.a.test", "absent"])
+        {
+            let all = by_host.iter().filter(|(service, _)| host::overlaps(name, service));
+            let (exact, others): (Vec<_>, Vec<_>) =
+                all.partition(|(service, _)| !host::is_wildcard(name) && **service == name);
+            let expected: Vec<usize> = exact.into_iter().chain(others).map(|(_, index)| index.0).collect();
+            let found = related.overlapping(name);
+            assert_eq!(
+                found.iter().map(|index| index.0).collect::<Vec<_>>(),
+                expected,
+                "{name}"
+            );
+        }
+    }
 }

@@ -13,7 +13,10 @@ use super::{
     visible_host::VisibleHost,
 };
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
+    base::{
+        Hashed, Hostname, ObjectKey, Shared, SmolStr,
+        host::{self, HostsByEnd},
+    },
     generate::{BuildContext, name::ClusterName, patch::route::RoutePatches, requested::has_room},
     model::{
         Service, ServiceKey, SidecarScope,
@@ -117,6 +120,8 @@ struct HostIndex<'a> {
     egress: &'a EgressListener,
     /// Services by host in lower case.
     by_host: BTreeMap<String, &'a ServiceKey>,
+    /// Services by the end of their hosts, if a VirtualService has a wildcard.
+    by_end: HostsByEnd<Vec<&'a ServiceKey>>,
     /// Positions of the VirtualServices that name a host, by the host in lower case.
     by_route_host: BTreeMap<String, BTreeSet<usize>>,
     /// Hosts of each VirtualService in lower case.
@@ -126,7 +131,7 @@ struct HostIndex<'a> {
 impl<'a> HostIndex<'a> {
     fn of(ctx: &BuildContext, egress: &'a EgressListener) -> Self {
         let services = egress.services.iter();
-        let by_host = services
+        let by_host: BTreeMap<String, &ServiceKey> = services
             .map(|listed| (listed.key.hostname.to_ascii_lowercase(), &listed.key))
             .collect();
         let hosts_of = |key: &ObjectKey| {
@@ -141,8 +146,11 @@ impl<'a> HostIndex<'a> {
                 by_route_host.entry(host.clone()).or_default().insert(position);
             }
         }
+        let has_wildcards = route_hosts.iter().flatten().any(|host| host::is_wildcard(host));
+        let by_end = has_wildcards.then(|| HostsByEnd::of(by_host.iter().map(|(host, key)| (host.as_str(), *key))));
         Self {
             egress,
+            by_end: by_end.unwrap_or_default(),
             by_host,
             by_route_host,
             route_hosts,
@@ -171,6 +179,7 @@ impl<'a> HostIndex<'a> {
         let others = OmittedServices {
             ctx: *ctx,
             by_host: &self.by_host,
+            by_end: &self.by_end,
         };
         let visible = EgressView::narrowed(ctx, scope, self.egress, visible, keys, Some(others));
         if visible.is_http_proxy() {
@@ -263,6 +272,7 @@ impl<'a> HostIndex<'a> {
         let others = OmittedServices {
             ctx: *ctx,
             by_host: &self.by_host,
+            by_end: &self.by_end,
         };
         let conflicting_names: BTreeSet<SmolStr> = forms
             .filter(|form| others.with_port(form, routes.port).is_some())
