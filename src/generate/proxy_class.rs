@@ -16,7 +16,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         per_replica::{PerReplicaInputs, REPLICA_LABELS},
-        service::{Resolution, ServicePort},
+        service::{InboundPorts, Resolution, ServicePort},
     },
     proto::istio::mesh::v1alpha1::mesh_config::extension_provider::{
         OpenTelemetryTracingProvider, Provider, ServiceAttributeEnrichment,
@@ -42,6 +42,12 @@ impl ServiceTarget {
     pub fn declared<'a>(&'a self, service: &'a Service) -> Option<&'a ServicePort> {
         let own = self.own.as_deref();
         own.or_else(|| service.inbound_port(self.port, self.target_port))
+    }
+
+    /// Returns the service port, given all ports of the service.
+    pub fn declared_among<'a>(&'a self, ports: &InboundPorts<'a>) -> Option<&'a ServicePort> {
+        let own = self.own.as_deref();
+        own.or_else(|| ports.get(self.port, self.target_port))
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
     table::Cx,
 };
 
-pub use member::{MergedPort, MergedService, ScopedService, ServiceRef};
+pub use member::{InboundPorts, MergedPort, MergedService, ScopedService, ServiceRef};
 pub use protocol::Protocol;
 
 /// Key of a service: host first, so that rows of one host are adjacent.

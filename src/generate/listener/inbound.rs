@@ -48,9 +48,9 @@ use crate::{
         wire::Encoded,
     },
     model::{
-        ScopeKey,
+        ScopeKey, ServiceKey,
         authentication::{self, MtlsMode, PeerPolicy},
-        service::Protocol,
+        service::{InboundPorts, Protocol},
     },
     proto::{
         envoy::config::{
@@ -209,11 +209,15 @@ impl InboundProxyView {
         let bind = binds[0];
         let bind_to_port = self.interception == InterceptionMode::None;
         let mut ports: BTreeMap<u32, InboundPort> = BTreeMap::new();
+        let mut declared: BTreeMap<&ServiceKey, InboundPorts> = BTreeMap::new();
         for target in self.targets.iter() {
             let Some(service) = stack.ctx.service(&target.service) else {
                 continue;
             };
-            let Some(port) = target.declared(service) else {
+            let all = declared
+                .entry(&target.service)
+                .or_insert_with(|| InboundPorts::of(service));
+            let Some(port) = target.declared_among(all) else {
                 continue;
             };
             let number = target.target_port;

@@ -3,7 +3,7 @@
 //! Kubernetes Services are found by the WorkloadEntry at the proxy's address, or else by its pod. ServiceEntries are
 //! found by address: inline endpoints and selected workloads.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -21,7 +21,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         endpoint::target_port,
-        service::{Protocol, Resolution, ServicePort, mcs},
+        service::{InboundPorts, Protocol, Resolution, ServicePort, mcs},
         workload::{Workload, WorkloadSource, augmented, entry_locality},
     },
     proto::istio::networking::v1alpha3 as networking,
@@ -103,20 +103,35 @@ fn rows<'a>(ctx: &BuildContext<'a>, service: &kube::Service) -> impl Iterator<It
         })
 }
 
-/// Returns the target of a port of a Service.
-fn target(row: &Service, service: &kube::Service, port: &Port, number: u32) -> (i64, ServiceTarget) {
-    let declared = ServicePort::of_kube(port);
-    let same = |known: &ServicePort| {
-        (&known.name, known.number, known.protocol) == (&declared.name, declared.number, declared.protocol)
-    };
-    let is_known = row.ports.iter().any(same);
-    let target = ServiceTarget {
-        service: row.key.clone(),
-        port: port.number,
-        target_port: number,
-        own: (!is_known).then(|| Box::new(declared)),
-    };
-    (service.meta.creation, target)
+/// A service of the model with its ports, of which a Service may have tens of thousands.
+struct KnownPorts<'a> {
+    row: &'a Service,
+    ports: BTreeSet<(&'a SmolStr, u32, Protocol)>,
+}
+
+impl<'a> KnownPorts<'a> {
+    fn of(row: &'a Service) -> Self {
+        let ports = row.ports.iter();
+        Self {
+            row,
+            ports: ports.map(|port| (&port.name, port.number, port.protocol)).collect(),
+        }
+    }
+
+    /// Returns the target of a port of a Service.
+    fn target(&self, service: &kube::Service, port: &Port, number: u32) -> (i64, ServiceTarget) {
+        let declared = ServicePort::of_kube(port);
+        let is_known = self
+            .ports
+            .contains(&(&declared.name, declared.number, declared.protocol));
+        let target = ServiceTarget {
+            service: self.row.key.clone(),
+            port: port.number,
+            target_port: number,
+            own: (!is_known).then(|| Box::new(declared)),
+        };
+        (service.meta.creation, target)
+    }
 }
 
 /// Returns the targets of a Service whose ports resolve. Two ports with the same target port and protocol are one
@@ -124,11 +139,12 @@ fn target(row: &Service, service: &kube::Service, port: &Port, number: u32) -> (
 fn by_ports(ctx: &BuildContext, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found {
     let mut found = Vec::new();
     for row in rows(ctx, service) {
+        let known = KnownPorts::of(row);
         let mut seen: BTreeSet<(u32, Protocol)> = BTreeSet::new();
         for port in &service.ports {
             let Some(number) = resolve(port) else { continue };
             if seen.insert((number, Protocol::of_kube_port(port))) {
-                found.push(target(row, service, port, number));
+                found.push(known.target(service, port, number));
             }
         }
     }
@@ -150,7 +166,8 @@ fn by_entry(ctx: &BuildContext, service: &kube::Service, entry: &Workload) -> Fo
     };
     let served = service.ports.iter();
     let served = served.filter(|port| Protocol::of_kube_port(port) != Protocol::Udp);
-    let resolved = served.filter_map(|port| Some(target(row, service, port, target_port(port, entry)?)));
+    let known = KnownPorts::of(row);
+    let resolved = served.filter_map(|port| Some(known.target(service, port, target_port(port, entry)?)));
     resolved.collect()
 }
 
@@ -173,12 +190,17 @@ fn by_address(ctx: &BuildContext, proxy: &Proxy, cluster: &ClusterId) -> Found {
         let Some(service) = ctx.mesh.kube_services.get(ctx.cx, &object) else {
             continue;
         };
+        let known = KnownPorts::of(row);
+        let mut by_name: BTreeMap<&SmolStr, &Port> = BTreeMap::new();
+        for port in &service.ports {
+            by_name.entry(&port.name).or_insert(port);
+        }
         for endpoint in &*endpoints.endpoints {
             if endpoint.address != *address || endpoint.origin.cluster != *cluster {
                 continue;
             }
-            if let Some(port) = service.ports.iter().find(|port| port.name == endpoint.port_name) {
-                found.push(target(row, service, port, endpoint.port));
+            if let Some(port) = by_name.get(&endpoint.port_name) {
+                found.push(known.target(service, port, endpoint.port));
             }
         }
     }
@@ -276,18 +298,19 @@ fn add_entry(
             namespace: entry.meta.namespace().clone(),
         };
         let Some(row) = ctx.service(&key) else { continue };
+        let declared = InboundPorts::of(row);
         let served = served_ports(ctx, entry, &key, address);
         for port in &entry.spec.ports {
             let is_served = served.as_ref().is_none_or(|served| served.contains(&port.number));
-            if row.inbound_port(port.number, 0).is_none() || !is_served {
+            if !declared.contains(port.number) || !is_served {
                 continue;
             }
-            let declared = if port.target_port > 0 {
+            let default = if port.target_port > 0 {
                 port.target_port
             } else {
                 port.number
             };
-            let number = own(&port.name).filter(|number| *number > 0).unwrap_or(declared);
+            let number = own(&port.name).filter(|number| *number > 0).unwrap_or(default);
             let target = ServiceTarget {
                 service: key.clone(),
                 port: port.number,

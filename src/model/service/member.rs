@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, Visibility};
+use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, TargetPort, Visibility};
 use crate::base::Shared;
 
 /// A service by its row and its position among [`Service::members`]; 0 for the only service of a row.
@@ -161,17 +161,54 @@ impl Service {
     /// Returns the port with this number that leads to a workload's port, or else the first one with this number. UDP
     /// ports count. The ports of all services of the row count, after its own.
     pub fn inbound_port(&self, number: u32, target_port: u32) -> Option<&ServicePort> {
+        leading_to(self.all_ports().filter(|port| port.number == number), target_port)
+    }
+
+    /// Returns the ports of the row, then those of all its services.
+    fn all_ports(&self) -> impl Iterator<Item = &ServicePort> + Clone {
         let further = self.members.iter().flat_map(|member| &member.ports);
-        let mut same = self.ports.iter().chain(further).filter(|port| port.number == number);
-        let first = same.clone().next();
-        same.find(|port| port.target == super::TargetPort::Number(target_port))
-            .or(first)
+        self.ports.iter().chain(further)
     }
 
     /// Returns the port with this number; UDP ports are ignored.
     pub fn port(&self, number: u32) -> Option<&ServicePort> {
         let mut served = self.ports.iter().filter(|port| port.protocol != Protocol::Udp);
         served.find(|port| port.number == number)
+    }
+}
+
+/// Returns the port that leads to a workload's port, or else the first.
+fn leading_to<'a>(
+    mut ports: impl Iterator<Item = &'a ServicePort> + Clone,
+    target_port: u32,
+) -> Option<&'a ServicePort> {
+    let first = ports.clone().next();
+    ports
+        .find(|port| port.target == TargetPort::Number(target_port))
+        .or(first)
+}
+
+/// The ports of a row by number. A service may have tens of thousands, of which none must be searched for one by one.
+pub struct InboundPorts<'a>(BTreeMap<u32, Vec<&'a ServicePort>>);
+
+impl<'a> InboundPorts<'a> {
+    /// Returns the ports of a row.
+    pub fn of(service: &'a Service) -> Self {
+        let mut by_number: BTreeMap<u32, Vec<&ServicePort>> = BTreeMap::new();
+        for port in service.all_ports() {
+            by_number.entry(port.number).or_default().push(port);
+        }
+        Self(by_number)
+    }
+
+    /// Returns true if a port has this number.
+    pub fn contains(&self, number: u32) -> bool {
+        self.0.contains_key(&number)
+    }
+
+    /// Returns the port that [`Service::inbound_port`] returns.
+    pub fn get(&self, number: u32, target_port: u32) -> Option<&'a ServicePort> {
+        leading_to(self.0.get(&number)?.iter().copied(), target_port)
     }
 }
 

@@ -81,6 +81,30 @@ fn service_of(world: &World, host: &str) -> Shared<Service> {
 const A: &str = "a.default.svc.cluster.local";
 
 #[test]
+fn r21_ports_by_number_are_those_that_a_search_finds() {
+    let ports = json!([
+        {"name": "a", "port": 80, "targetPort": 8080},
+        {"name": "b", "port": 80, "targetPort": 8081, "protocol": "UDP"},
+        {"name": "c", "port": 90, "targetPort": "named"},
+    ]);
+    let spec = json!({"clusterIP": "10.0.0.1", "ports": ports});
+    let further = json!({"hosts": [A], "ports": [80, 91]});
+    let world = world(vec![
+        kube("Kubernetes", "a", &spec, &json!({})),
+        entry("e", &further, Value::Null),
+    ]);
+    let service = service_of(&world, A);
+    let by_number = InboundPorts::of(&service);
+    for number in [80, 81, 90, 91] {
+        for target in [0, 80, 8080, 8081] {
+            let found = service.inbound_port(number, target);
+            assert_eq!(by_number.get(number, target), found, "{number} {target}");
+            assert_eq!(by_number.contains(number), found.is_some(), "{number}");
+        }
+    }
+}
+
+#[test]
 fn clusters_merge_with_the_config_cluster_first() {
     let spec = |ip: &str, port: u32| json!({"clusterIP": ip, "ports": [{"name": "http", "port": port}]});
     let world = world(vec![
