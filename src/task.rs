@@ -95,8 +95,8 @@ impl Tasks {
         tokio::time::timeout(timeout, self.tracker.wait()).await.is_ok()
     }
 
-    /// Returns a task that logs and counts its panic, and returns false after one. An async function would hold the task
-    /// twice: as its argument and where it awaits the task.
+    /// Returns a task that logs and counts its panic, and returns false after one. An async function would hold the
+    /// task twice: as its argument and where it awaits the task.
     fn guarded<T: Future<Output = ()>>(&self, name: &'static str, task: T) -> impl Future<Output = bool> + use<T> {
         let panics = self.panics.clone();
         AssertUnwindSafe(task).catch_unwind().map(move |ended| {

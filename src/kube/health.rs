@@ -337,7 +337,8 @@ impl WatchHealth {
         }
     }
 
-    /// Records a refused list of objects that need not exist, before the first complete list. It does not count as an error, and is logged once.
+    /// Records a refused list of objects that need not exist, before the first complete list. It does not count as an
+    /// error, and is logged once.
     pub(super) fn not_permitted(&self, error: &str) {
         let mut facts = self.facts();
         let is_known = facts.last_error == error;
