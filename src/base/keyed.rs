@@ -1,8 +1,8 @@
 //! Hashes with a random key of this process, for names that tenants choose.
 //!
-//! Whoever knows a hash function can find tens of thousands of names that collide, and a map of them takes time
-//! quadratic in their number. This holds for FxHash and for xxh3 without a secret. Note: the next process has another
-//! key, so nothing that leaves this one may depend on such a hash, or on the order of such a map.
+//! An attacker who knows the hash function can find tens of thousands of names that collide, and a map of them takes
+//! time quadratic in their number. This holds for FxHash and for xxh3 without a secret. Note: the next process has
+//! another key, so nothing that leaves this one may depend on such a hash, or on the order of such a map.
 
 use std::{
     hash::{BuildHasher, Hash, RandomState},

@@ -25,7 +25,6 @@ use super::{
 };
 use crate::{
     api::Config,
-    base::ObjectKey,
     generate::BuildContext,
     proto::{
         envoy::{
@@ -88,6 +87,9 @@ impl Traffic {
 /// chain repeats them, so a policy of a megabyte with a Sidecar or Service of a thousand ports takes gigabytes. 1 MiB
 /// of filters is possible with 128 ports.
 const MAX_SECURITY_BYTES: usize = 256 << 20;
+
+/// Code of the note about security filters beyond that size.
+const TOO_LARGE: &str = "security_filters_too_large";
 
 impl FilterStack<'_> {
     /// Returns the security filters of HTTP chains.
@@ -191,22 +193,14 @@ impl FilterStack<'_> {
 
     /// Returns true, with a note, if all inbound chains together would have too large filters.
     ///
-    /// Note: only owners of the workload or service decide about its ports, but anybody may add servers to a gateway
-    /// that selects those of all namespaces. There the limit would let them deny the traffic of others.
+    /// Note: only owners of the workload or service decide about its ports, but tenants may add servers to a gateway
+    /// that they share. There the limit would let them deny the traffic of others.
     fn exceeds_limit(&self, traffic: Traffic, size: usize) -> bool {
-        let ports = self.client.inbound_ports;
-        let exceeds = self.class == ListenerClass::SidecarInbound && is_too_large(traffic, size, ports);
+        let chains = traffic.chains_of_a_port().saturating_mul(self.client.inbound_ports);
+        let exceeds = self.class == ListenerClass::SidecarInbound && is_too_large(size, chains);
         if exceeds {
-            let largest = self.authorization_policies().max_by_key(|row| row.spec.encoded_len());
-            let of = largest.map_or_else(
-                || self.client.namespace.to_string(),
-                |row| {
-                    let ObjectKey { namespace, name, .. } = &row.meta.key;
-                    format!("{namespace}/{name}")
-                },
-            );
-            let detail = format!("{of}: {size} bytes in each chain of up to {ports} ports");
-            self.note("security_filters_too_large", detail);
+            let detail = too_large(self.authorization_policies(), size, chains);
+            self.note(TOO_LARGE, detail);
         }
         exceeds
     }
@@ -228,10 +222,23 @@ impl FilterStack<'_> {
     }
 }
 
-/// Returns true if all chains of inbound ports together would repeat too much.
-fn is_too_large(traffic: Traffic, size: usize, ports: usize) -> bool {
-    let chains = traffic.chains_of_a_port().saturating_mul(ports);
+/// Returns true if all chains together would repeat too much.
+fn is_too_large(size: usize, chains: usize) -> bool {
     size.saturating_mul(chains) > MAX_SECURITY_BYTES
+}
+
+/// Returns the detail of a note with the code [`TOO_LARGE`], which names the largest policy.
+fn too_large<'a>(
+    policies: impl Iterator<Item = &'a Config<AuthorizationPolicy>>,
+    size: usize,
+    chains: usize,
+) -> String {
+    let largest = policies.max_by_key(|row| row.spec.encoded_len());
+    let name = largest.map(|row| format!("{}/{}: ", row.meta.namespace(), row.meta.name()));
+    format!(
+        "{}{size} bytes in each of up to {chains} filter chains",
+        name.unwrap_or_default()
+    )
 }
 
 /// Returns the provider of a `CUSTOM` policy; empty if it names none.

@@ -72,6 +72,8 @@ pub struct ServerListenerKey {
     mtls: bool,
     /// AuthorizationPolicies that apply, in order.
     authorization: Shared<[ObjectKey]>,
+    /// Upper bound of the listeners of the server, which repeat the policies; a power of two.
+    listeners: usize,
 }
 
 /// Requested names of one host.
@@ -118,8 +120,10 @@ pub(super) fn list(
     let sockets = inbound
         .into_iter()
         .filter_map(|name| ServerListenerKey::of(client, name));
-    let sockets = sockets.filter(|key| has_room(&mut copies, key.port));
-    keys.extend(sockets.map(GrpcKey::Inbound));
+    let sockets: Vec<ServerListenerKey> = sockets.filter(|key| has_room(&mut copies, key.port)).collect();
+    let listeners = sockets.len().next_power_of_two();
+    let sockets = sockets.into_iter();
+    keys.extend(sockets.map(|key| GrpcKey::Inbound(ServerListenerKey { listeners, ..key })));
     keys
 }
 
@@ -228,11 +232,12 @@ impl ServerListenerKey {
             vip: client.vip.clone(),
             mtls,
             authorization: server.authorization.clone(),
+            listeners: 1,
         })
     }
 
     pub(super) fn build(&self, ctx: &BuildContext) -> Built {
-        let (mut filters, notes) = security::proxyless_filters(ctx, &self.authorization);
+        let (mut filters, notes) = security::proxyless_filters(ctx, &self.authorization, self.listeners);
         filters.push(router());
         let service = ctx.service(&self.service);
         let further = service.map(|service| further_addresses(&self.vip, service, self.port));

@@ -359,6 +359,50 @@ spec: {action: AUDIT, rules: [{}]}
     assert_eq!(filters[2]["name"], "envoy.filters.http.router");
 }
 
+/// Each listener repeats the policies.
+#[test]
+fn r21_policies_that_are_too_large_for_all_listeners_deny_everything() {
+    let ports = 20_000..20_600;
+    let declared: Vec<String> = ports
+        .clone()
+        .map(|port| format!("{{name: p{port}, port: {port}}}"))
+        .collect();
+    let range = |number: u32| format!("192.{}.{}.0/24", number >> 8, number & 0xff);
+    let ranges: Vec<String> = (0..14_000).map(range).collect();
+    let (declared, ranges) = (declared.join(", "), ranges.join(", "));
+    let config = format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: wide}}
+spec: {{clusterIP: 10.0.0.3, selector: {{app: echo}}, ports: [{declared}]}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: deny}}
+spec: {{action: DENY, rules: [{{from: [{{source: {{ipBlocks: [{ranges}]}}}}]}}]}}
+"
+    );
+    let names: Vec<String> = ports
+        .map(|port| format!("xds.istio.io/grpc/lds/inbound/0.0.0.0:{port}"))
+        .collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let policies = |names: &[&str]| -> Vec<Value> {
+        let listeners = ask(&config, server(), ResourceType::Listener, names).into_iter();
+        let filters = listeners.map(|(_, listener)| {
+            listener["filterChains"][0]["filters"][0]["typedConfig"]["httpFilters"][0]["typedConfig"].clone()
+        });
+        filters.map(|filter| filter["rules"]["policies"].clone()).collect()
+    };
+    let all = policies(&names);
+    assert_eq!(all.len(), 600);
+    let everything = json!({ "permissions": [{ "any": true }], "principals": [{ "any": true }] });
+    assert!(all.iter().all(|found| *found == json!({ "too-large": everything })));
+    let few = policies(&names[..2]);
+    assert_eq!(few.len(), 2);
+    assert!(few.iter().all(|found| found["default-deny-0"].is_object()));
+}
+
 const RULE: &str = "
 apiVersion: networking.istio.io/v1
 kind: DestinationRule

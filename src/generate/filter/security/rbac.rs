@@ -1,16 +1,18 @@
 //! RBAC filters of `AUDIT`, `DENY` and `ALLOW` policies, in this order.
 
+use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
-    HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, Traffic,
+    HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, TOO_LARGE, Traffic, is_too_large,
     item::{Leniency, RuleContext},
     rule::{self, Skipped},
+    too_large,
     trust_domain::MeshTrustDomains,
 };
 use crate::{
     api::{Config, istio::DRY_RUN},
-    base::ObjectKey,
+    base::{ObjectKey, Shared},
     generate::{
         BuildContext,
         constant::{http_filter, network_filter},
@@ -87,18 +89,28 @@ pub(crate) fn network_filters(stack: &FilterStack, peer_source: PeerSource) -> V
     rules.map(Rules::network_filter).collect()
 }
 
-/// Returns the filters of a proxyless gRPC server, with notes of what they cannot express.
+/// RBAC filter of `DENY` policies in proxyless gRPC servers.
+const GRPC_DENY: &str = "envoy.filters.http.rbac.DENY";
+
+/// Returns the filters of a listener of a proxyless gRPC server, with notes of what they cannot express. They deny
+/// everything if those of all `listeners` would be too large.
 ///
 /// Such servers support only `DENY` and `ALLOW`, without shadow rules. Parity (pilot/pkg/networking/grpcgen/lds.go):
 /// dry-run policies are enforced, a policy without rules has no effect, and trust domains have no aliases.
-pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<HttpFilter>, Vec<Note>) {
+pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey], listeners: usize) -> (Vec<HttpFilter>, Vec<Note>) {
     let (mut filters, mut notes) = (Vec::new(), Vec::new());
     let rows = policies
         .iter()
         .filter_map(|key| ctx.mesh.authorization_policies.get(ctx.cx, key));
+    let rows = rows.filter(|row| matches!(row.spec.action(), Action::Deny | Action::Allow));
     let rows: Vec<_> = rows.collect();
+    // Making the filters takes time as well, and each listener makes its own.
+    let declared: usize = rows.iter().map(|row| row.spec.encoded_len()).sum();
+    if is_too_large(declared, listeners) {
+        return denied(&rows, declared, listeners);
+    }
     let actions = [
-        (Action::Deny, EnvoyAction::Deny, "envoy.filters.http.rbac.DENY"),
+        (Action::Deny, EnvoyAction::Deny, GRPC_DENY),
         (Action::Allow, EnvoyAction::Allow, HTTP_RBAC),
     ];
     for (action, envoy_action, name) in actions {
@@ -136,7 +148,30 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<Htt
             filters.push(http_filter(name, Any::pack(&config)));
         }
     }
+    let size: usize = filters.iter().map(Message::encoded_len).sum();
+    if is_too_large(size, listeners) {
+        return denied(&rows, size, listeners);
+    }
     (filters, notes)
+}
+
+/// Returns a filter that denies everything in place of those of policies that are too large, with a note.
+fn denied(
+    rows: &[&Shared<Config<AuthorizationPolicy>>],
+    size: usize,
+    listeners: usize,
+) -> (Vec<HttpFilter>, Vec<Note>) {
+    let mut rules = empty(EnvoyAction::Deny);
+    rules.policies.insert("too-large".to_owned(), rule::always());
+    let config = HttpRbac {
+        rules: Some(rules),
+        ..Default::default()
+    };
+    let note = Note {
+        code: TOO_LARGE,
+        detail: too_large(rows.iter().map(|row| &***row), size, listeners).into(),
+    };
+    (vec![http_filter(GRPC_DENY, Any::pack(&config))], vec![note])
 }
 
 fn leniency(action: EnvoyAction) -> Leniency {

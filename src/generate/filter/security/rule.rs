@@ -99,6 +99,15 @@ fn alternatives<'r, A: Attribute + Clone>(
     conjunctions(&alternatives, context)
 }
 
+/// Returns a policy that always matches.
+pub(super) fn always() -> Policy {
+    Policy {
+        permissions: vec![Permission::always()],
+        principals: vec![Principal::always()],
+        ..Default::default()
+    }
+}
+
 /// Returns a policy that never matches, for policies without rules.
 pub(crate) fn never() -> Policy {
     Policy {
