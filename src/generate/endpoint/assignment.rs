@@ -215,7 +215,15 @@ impl Target<'_> {
             && is_for_cluster(client, endpoint)
             && is_in_view(client, endpoint)
             && self.is_served(ctx, endpoint)
-            && (!endpoint.address.is_empty() || is_behind_gateway(client, endpoint))
+            && (!endpoint.address.is_empty() || self.may_lack_address(client, endpoint))
+    }
+
+    /// Returns true if the endpoint counts without an address: a gateway leads to it.
+    ///
+    /// Parity (pilot/pkg/xds/endpoints/ep_filters.go): if no gateway does, an endpoint for EDS still has a locality,
+    /// which is then without endpoints.
+    fn may_lack_address(&self, client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
+        is_behind_gateway(client, endpoint) || client.network.is_some() && !self.service.resolution.is_dns()
     }
 
     /// Returns true if the endpoint's health allows traffic. The label that marks endpoints as draining makes none of
@@ -370,7 +378,8 @@ fn member(
         encoded,
         weight: endpoint.origin.weight.max(1),
         labels: endpoint.origin.labels.clone(),
-        mtls: tls_mode == Some(MTLS) && listener.is_none(),
+        // Parity (pilot/pkg/xds/endpoints/ep_filters.go): behind a waypoint, endpoints with tunnels keep this mark.
+        mtls: tls_mode == Some(MTLS) && (listener.is_none() || target.mode.is_vip()),
         network: endpoint.origin.network.clone(),
         cluster: endpoint.origin.cluster.clone(),
         has_address: !endpoint.address.is_empty() && endpoint.port != 0,

@@ -97,6 +97,41 @@ fn sidecars_do_not_try_endpoints_of_networks_without_a_gateway() {
 }
 
 #[test]
+fn endpoints_without_an_address_leave_their_locality_empty() {
+    let config = TWO_NETWORKS.replace("{address: 10.9.7.2, network: net3}", "{network: net1, locality: far}");
+    let node = "sidecar~10.1.0.32~app-0.default~default.svc.cluster.local";
+    let client = fixture::client(node, &json!({"NETWORK": "net1"}));
+    let files = [("mesh.yaml", MESH), ("config.yaml", config.as_str())];
+    let store = fixture::store(installation(), &files, vec![client]);
+    let assignment = fixture::resource(&store, 0, ResourceType::Endpoint, "outbound|80||far.example.com");
+    let groups = assignment["endpoints"].as_array().expect("localities");
+    let [own, empty] = &groups[..] else {
+        panic!("both localities: {assignment}");
+    };
+    let count = |group: &Value| group["lbEndpoints"].as_array().map_or(0, Vec::len);
+    assert_eq!((count(own), count(empty)), (1, 0));
+    assert_eq!(empty["locality"]["region"], "far");
+}
+
+#[test]
+fn waypoints_pass_tunnelled_endpoints_with_a_sidecar_to_gateways() {
+    let labels = "labels: {security.istio.io/tlsMode: istio, networking.istio.io/tunnel: http}";
+    let config = TWO_NETWORKS.replace("network: net2}\n", &format!("network: net2, {labels}}}\n"));
+    let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
+    let client = fixture::client(node, &json!({"LABELS": LABELS.clone(), "NETWORK": "net1"}));
+    let files = [
+        ("mesh.yaml", MESH),
+        ("kube.yaml", WAYPOINT),
+        ("config.yaml", config.as_str()),
+    ];
+    let store = fixture::store(installation(), &files, vec![client]);
+    let all = endpoints(&store, 0, "inbound-vip|80|http|far.example.com");
+    let address = |member: &Value| member["endpoint"]["address"]["socketAddress"]["address"].clone();
+    let addresses: Vec<Value> = all.iter().map(address).collect();
+    assert_eq!(addresses, ["10.1.7.1", "10.9.7.2", "192.0.2.2"]);
+}
+
+#[test]
 fn gateways_that_pass_mutual_tls_through_use_no_tunnels() {
     let gateway = "---
 apiVersion: networking.istio.io/v1
