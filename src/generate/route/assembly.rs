@@ -7,7 +7,10 @@ use std::{
 
 use prost::Message;
 
-use super::{configuration, host_names::HostNames, name_set};
+use super::{
+    configuration,
+    host_names::{HostNames, block_hash},
+};
 use crate::{
     base::{Shared, SmolStr, Version},
     generate::{
@@ -83,11 +86,11 @@ impl Names {
         }
     }
 
-    /// Returns the [`name_set`] hash of the name.
-    fn name_hash(&self) -> u64 {
+    /// Returns the [`block_hash`] of the name.
+    fn block_hash(&self) -> u64 {
         match self {
-            Self::Shared(names) => names.name_hash,
-            Self::Own { name, .. } => name_set::hash(name),
+            Self::Shared(names) => names.block_hash,
+            Self::Own { name, .. } => block_hash(name),
         }
     }
 }
@@ -266,7 +269,7 @@ pub(super) fn blocks<'a>(pool: &BlockPool, hosts: impl IntoIterator<Item = &'a H
     for host in hosts {
         next.add(host);
         end += 1;
-        if next.len >= BLOCK_BYTES || host.names.name_hash().is_multiple_of(BLOCK_HOSTS) {
+        if next.len >= BLOCK_BYTES || host.names.block_hash().is_multiple_of(BLOCK_HOSTS) {
             blocks.push((begin..end, next.end(pool)));
             begin = end;
         }
@@ -317,6 +320,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use bytes::Bytes;
+    use xxhash_rust::xxh3::xxh3_64;
 
     use super::*;
     use crate::proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse};
@@ -362,6 +366,18 @@ mod tests {
             let by_position: Vec<&Bytes> = (0..).map_while(|position| frame.buf(position)).collect();
             assert_eq!(by_position, frame.bufs().collect::<Vec<_>>());
         }
+    }
+
+    /// With a key of the process, each replica would have other blocks, and so other versions of the same bytes.
+    #[test]
+    fn the_ends_of_blocks_are_the_same_on_every_replica() {
+        let hosts: Vec<Host> = (0..100).map(host).collect();
+        let blocks = blocks(&BlockPool::default(), &hosts).into_iter();
+        let ends: BTreeSet<usize> = blocks.map(|(range, _)| range.end).collect();
+        let with_ends = (1..).zip(&hosts);
+        let chosen = with_ends.filter(|(_, host)| xxh3_64(host.name().as_bytes()).is_multiple_of(BLOCK_HOSTS));
+        let expected: BTreeSet<usize> = chosen.map(|(end, _)| end).chain([hosts.len()]).collect();
+        assert_eq!(ends, expected);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     RouteConfigProxyView,
@@ -68,6 +69,8 @@ impl Domain {
 pub(super) struct HostNames {
     pub(super) name: String,
     pub(super) name_hash: u64,
+    /// The [`block_hash`] of the name.
+    pub(super) block_hash: u64,
     pub(super) domains: Box<[Domain]>,
     /// Both as fields of the virtual host.
     pub(super) encoded: Block,
@@ -92,6 +95,7 @@ impl HostNames {
         let domains = all.into_iter().enumerate();
         Self {
             name_hash: name_set::hash(&name),
+            block_hash: block_hash(&name),
             name,
             domains: domains
                 .map(|(position, text)| Domain::new(text, is_alternative(position)))
@@ -99,6 +103,14 @@ impl HostNames {
             encoded: Block::new(encoded.into_bytes().into()),
         }
     }
+}
+
+/// Returns the hash of a virtual host's name that decides whether a block ends after it.
+///
+/// Note: it has no key. The version of a route configuration depends on the ends of its blocks, and must be the same on
+/// every replica: with another one, clients that reconnect are sent everything again.
+pub(super) fn block_hash(name: &str) -> u64 {
+    xxh3_64(name.as_bytes())
 }
 
 /// Inputs of the names of a service, besides the service and the port.
