@@ -366,7 +366,7 @@ fn r21_policies_that_are_too_large_for_all_listeners_deny_everything() {
     let ports = 20_000..20_600;
     let declared: Vec<String> = ports
         .clone()
-        .map(|port| format!("{{name: p{port}, port: {port}}}"))
+        .map(|port| format!("{{name: p{port}, port: {port}, targetPort: {port}}}"))
         .collect();
     let range = |number: u32| format!("192.{}.{}.0/24", number >> 8, number & 0xff);
     let ranges: Vec<String> = (0..17_000).map(range).collect();
