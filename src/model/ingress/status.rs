@@ -107,10 +107,10 @@ pub fn addresses(cx: &Cx, mesh: &MeshSnapshot) -> Option<Vec<SmolStr>> {
         of_service(cx, mesh, &namespace, service)
     };
     addresses.sort_by_cached_key(|address| (!is_ip(address), address.clone()));
-    addresses.dedup();
     Some(addresses)
 }
 
+/// Returns the addresses of a service. One that is both that of a load balancer and an external IP is there twice.
 fn of_service(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, name: &str) -> Vec<SmolStr> {
     let key = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name);
     let Some(service) = mesh.kube_services.get(cx, &key) else {
@@ -123,8 +123,8 @@ fn of_service(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, name: &str) -
     addresses.cloned().collect()
 }
 
-/// Returns the external addresses of the first node with a running pod of the gateway. Pods of a removed node are
-/// listed as running for minutes.
+/// Returns the external addresses of the first node with a running pod of the gateway, each once. Pods of a removed
+/// node are listed as running for minutes.
 fn of_node(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Vec<SmolStr> {
     let cluster = &mesh.installation.cluster;
     let selector = selector_value(mesh.mesh_config(cx));
@@ -136,5 +136,8 @@ fn of_node(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Vec<SmolStr> 
         let node = ObjectKey::new(cluster, "", pod.node_name.clone());
         mesh.nodes.get(cx, &node)
     });
-    node.map(|node| node.external_ips.clone()).unwrap_or_default()
+    let mut addresses = node.map(|node| node.external_ips.clone()).unwrap_or_default();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
 }

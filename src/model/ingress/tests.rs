@@ -142,11 +142,24 @@ fn a_pod_without_a_node_has_no_addresses_to_report() {
         )
     };
     let node = "---\napiVersion: v1\nkind: Node\nmetadata: {name: b}\n\
-                status: {addresses: [{type: ExternalIP, address: 3.3.3.3}]}\n";
+                status: {addresses: [{type: ExternalIP, address: 3.3.3.3}, {type: ExternalIP, address: 3.3.3.3}]}\n";
     let objects = [pod("a"), pod("b"), node.to_owned()].concat();
     let files = [("mesh.yaml", "ingressService: ''\n"), ("kube.yaml", objects.as_str())];
     let mut world = fixture::folder_world(Installation::default(), &files);
     world.commit(vec![Change::Upsert(ingress("app", "web", &["a.example"]))]);
     let found = addresses(&Cx::untracked(), &world.snapshot());
     assert_eq!(found, Some(vec!["3.3.3.3".into()]));
+}
+
+#[test]
+fn all_addresses_of_a_service_are_reported() {
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: gateway, namespace: istio-system}\n\
+                   spec: {type: LoadBalancer, externalIPs: [2.2.2.2, 1.1.1.1], ports: [{port: 80}]}\n\
+                   status: {loadBalancer: {ingress: [{hostname: lb.example}, {ip: 2.2.2.2}]}}\n";
+    let files = [("mesh.yaml", "ingressService: gateway\n"), ("kube.yaml", service)];
+    let mut world = fixture::folder_world(Installation::default(), &files);
+    world.commit(vec![Change::Upsert(ingress("app", "web", &["a.example"]))]);
+    let found = addresses(&Cx::untracked(), &world.snapshot());
+    let expected = ["1.1.1.1", "2.2.2.2", "2.2.2.2", "lb.example"];
+    assert_eq!(found, Some(expected.map(SmolStr::from).to_vec()));
 }
