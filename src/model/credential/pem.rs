@@ -37,6 +37,12 @@ pub enum KeyPairError {
     /// The chain has no PEM block.
     #[error("tls: failed to find any PEM data in certificate input")]
     NoChain,
+    /// The chain has a private key only.
+    #[error(
+        "tls: failed to find certificate PEM data in certificate input, but did find a private key; PEM inputs may \
+         have been switched"
+    )]
+    KeyAsChain,
     /// The chain has PEM blocks of other types only.
     #[error("tls: failed to find \"CERTIFICATE\" PEM block in certificate input")]
     NoCertificate,
@@ -46,6 +52,9 @@ pub enum KeyPairError {
     /// The key has no PEM block.
     #[error("tls: failed to find any PEM data in key input")]
     NoKeyData,
+    /// The key has a certificate only.
+    #[error("tls: found a certificate rather than a key in the PEM for the private key")]
+    ChainAsKey,
     /// The key has PEM blocks of other types only.
     #[error("tls: failed to find PEM block with type ending in \"PRIVATE KEY\" in key input")]
     NoKey,
@@ -119,20 +128,16 @@ pub fn validity(text: &[u8]) -> Option<Validity> {
 pub fn check_key_pair(chain: &[u8], key: &[u8]) -> Result<(), KeyPairError> {
     let (chain, key) = (String::from_utf8_lossy(chain), String::from_utf8_lossy(key));
     let leaf = first_of_type(&chain, |kind| kind == CERTIFICATE);
-    let leaf = leaf.map_err(|has_others| {
-        if has_others {
-            KeyPairError::NoCertificate
-        } else {
-            KeyPairError::NoChain
-        }
+    let leaf = leaf.map_err(|skipped| match skipped.as_slice() {
+        [] => KeyPairError::NoChain,
+        [only] if only.ends_with(PRIVATE_KEY) => KeyPairError::KeyAsChain,
+        _ => KeyPairError::NoCertificate,
     })?;
     let key = first_of_type(&key, is_private_key);
-    let key = key.map_err(|has_others| {
-        if has_others {
-            KeyPairError::NoKey
-        } else {
-            KeyPairError::NoKeyData
-        }
+    let key = key.map_err(|skipped| match skipped.as_slice() {
+        [] => KeyPairError::NoKeyData,
+        [CERTIFICATE] => KeyPairError::ChainAsKey,
+        _ => KeyPairError::NoKey,
     })?;
     let leaf = parsed(&leaf).ok_or(KeyPairError::Certificate)?;
     let key = PrivateKeyDer::try_from(key.as_slice()).map_err(|_| KeyPairError::Key)?;
@@ -169,16 +174,16 @@ fn is_private_key(kind: &str) -> bool {
     specific.is_some_and(|algorithm| algorithm.is_empty() || algorithm.ends_with(' '))
 }
 
-/// Returns the content of the first PEM block of a type; without one, true if there are blocks of other types.
-fn first_of_type(text: &str, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<u8>, bool> {
-    let mut has_others = false;
+/// Returns the content of the first PEM block of a type; without one, the types of all blocks.
+fn first_of_type(text: &str, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<u8>, Vec<&str>> {
+    let mut skipped = Vec::new();
     for (kind, der) in blocks(text) {
         if is_wanted(kind) {
             return Ok(der);
         }
-        has_others = true;
+        skipped.push(kind);
     }
-    Err(has_others)
+    Err(skipped)
 }
 
 /// Returns the types and contents of the PEM blocks. Anything between blocks, and blocks that cannot be decoded, are

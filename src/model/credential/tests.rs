@@ -206,19 +206,21 @@ fn a_certificate_belongs_to_its_key() {
     let block = |kind: &str, body: &str| format!("-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n");
     let damaged = block("CERTIFICATE", "MAYwADAAAwA=");
     let encrypted = block("ENCRYPTED PRIVATE KEY", "MAQwADAA");
+    let parameters = block("EC PARAMETERS", "BggqhkjOPQMBBw==");
     for (chain, key, expected) in [
-        (
-            key.clone() + &chain,
-            block("EC PARAMETERS", "BggqhkjOPQMBBw==") + &key,
-            Ok(()),
-        ),
+        (key.clone() + &chain, parameters.clone() + &key, Ok(())),
         (chain.clone(), another, Err(KeyPairError::Mismatch)),
         (certificate_for(&keys[2]), key.clone(), Err(KeyPairError::KeyType)),
-        (chain.clone(), encrypted, Err(KeyPairError::Key)),
+        (chain.clone(), encrypted.clone(), Err(KeyPairError::Key)),
         (chain.clone(), "Hello".to_owned(), Err(KeyPairError::NoKeyData)),
-        (chain.clone(), chain.clone(), Err(KeyPairError::NoKey)),
+        (chain.clone(), chain.clone(), Err(KeyPairError::ChainAsKey)),
+        (chain.clone(), parameters.clone(), Err(KeyPairError::NoKey)),
+        (chain.clone(), parameters.clone() + &chain, Err(KeyPairError::NoKey)),
         ("Hello".to_owned(), key.clone(), Err(KeyPairError::NoChain)),
-        (key.clone(), key.clone(), Err(KeyPairError::NoCertificate)),
+        (key.clone(), key.clone(), Err(KeyPairError::KeyAsChain)),
+        (encrypted.clone(), key.clone(), Err(KeyPairError::KeyAsChain)),
+        (parameters.clone(), key.clone(), Err(KeyPairError::NoCertificate)),
+        (parameters.clone() + &key, key.clone(), Err(KeyPairError::NoCertificate)),
         (damaged + &chain, key.clone(), Err(KeyPairError::Certificate)),
     ] {
         assert_eq!(check(&chain, &key), expected);
