@@ -173,7 +173,7 @@ impl<'a> Secrets<'a> {
                 .secret(cluster, namespace, name)
                 .or_else(|_| self.secret(cluster, namespace, shared))?;
             let value = |key: &str| secret.data.get(key).map(|value| value.reveal().clone());
-            authority(value, &secret.other_keys)
+            authority(value, &secret.keys)
         })
     }
 
@@ -220,9 +220,12 @@ pub fn config_map_authority(
 ) -> Result<Authority, String> {
     let key = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name);
     let row = mesh.config_maps.get(cx, &key).ok_or("there is no such ConfigMap")?;
-    authority(|key| row.data.get(key).cloned(), &row.other_keys)
+    authority(|key| row.data.get(key).cloned(), &row.keys)
 }
 
+/// Returns a certificate, or why there is none, in the words of Istio's statuses.
+///
+/// Parity (pilot/pkg/credentials/kube/secrets.go, `ExtractCertInfo`).
 fn certificate(secret: &Secret) -> Result<Certificate, String> {
     let value = |key: &str| secret.data.get(key);
     // Empty values count as absent.
@@ -242,16 +245,17 @@ fn certificate(secret: &Secret) -> Result<Certificate, String> {
             .into_iter()
             .find(|names| has_empty(*names))
         {
-            Some([chain, key]) => format!("the keys {chain} and {key} are empty"),
+            Some([chain, key]) => format!("found keys {chain:?} and {key:?}, but they were empty"),
             None => format!(
-                "the Secret has neither the keys cert and key nor tls.crt and tls.key{}",
-                found(&secret.other_keys)
+                "found secret, but didn't have expected keys (cert and key) or (tls.crt and tls.key); found: {}",
+                secret.keys
             ),
         },
     )
 }
 
-fn authority(value: impl Fn(&str) -> Option<Bytes>, other_keys: &str) -> Result<Authority, String> {
+/// Returns CA certificates, or why there are none, as [`certificate`] does.
+fn authority(value: impl Fn(&str) -> Option<Bytes>, keys: &str) -> Result<Authority, String> {
     for (roots, revoked) in [("cacert", "crl"), ("ca.crt", "ca.crl")] {
         if let Some(roots) = value(roots).filter(|value| !value.is_empty()) {
             return Ok(Authority {
@@ -262,16 +266,8 @@ fn authority(value: impl Fn(&str) -> Option<Bytes>, other_keys: &str) -> Result<
     }
     Err(
         match ["cacert", "ca.crt"].into_iter().find(|key| value(key).is_some()) {
-            Some(key) => format!("the key {key} is empty"),
-            None => format!("the keys cacert and ca.crt are missing{}", found(other_keys)),
+            Some(key) => format!("found key {key:?}, but it was empty"),
+            None => format!("found secret, but didn't have expected keys cacert or ca.crt; found: {keys}"),
         },
     )
-}
-
-fn found(other_keys: &str) -> String {
-    if other_keys.is_empty() {
-        String::new()
-    } else {
-        format!("; found {other_keys}")
-    }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use smol_str::SmolStr;
 
-use super::secret::{AUTHORITY_KEYS, bare, other_keys};
+use super::secret::{AUTHORITY_KEYS, bare, first_keys};
 use crate::{
     api::{
         FieldError, Meta,
@@ -23,8 +23,8 @@ pub struct ConfigMap {
     pub meta: Shared<Meta>,
     /// The known keys of `data`.
     pub data: BTreeMap<SmolStr, Bytes>,
-    /// The names of the first keys, for error messages about missing keys; empty if a known key exists.
-    pub other_keys: SmolStr,
+    /// The names of the first keys, for error messages about missing keys.
+    pub keys: SmolStr,
 }
 
 impl ConfigMap {
@@ -34,7 +34,7 @@ impl ConfigMap {
         let root = Fields::root(object, &errors);
         let is_known = |key: &str| AUTHORITY_KEYS.contains(&key);
         let texts = root.labels("data");
-        let other_keys = other_keys([&texts], is_known);
+        let keys = first_keys([&texts]);
         let known = texts.into_iter().filter(|(key, _)| is_known(key));
         let data = known
             .map(|(key, text)| (key, Bytes::copy_from_slice(text.as_bytes())))
@@ -42,7 +42,7 @@ impl ConfigMap {
         errors.finish(Self {
             meta: bare(meta),
             data,
-            other_keys,
+            keys,
         })
     }
 }

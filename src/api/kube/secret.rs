@@ -36,8 +36,8 @@ pub struct Secret {
     pub secret_type: SmolStr,
     /// The known keys of `data` (decoded), overridden by `stringData`.
     pub data: BTreeMap<SmolStr, Sensitive>,
-    /// The names of the first keys, for error messages about missing keys; empty if a known key exists.
-    pub other_keys: SmolStr,
+    /// The names of the first keys, for error messages about missing keys.
+    pub keys: SmolStr,
 }
 
 impl Secret {
@@ -47,7 +47,7 @@ impl Secret {
         let root = Fields::root(object, &errors);
         let is_known = |key: &str| KEYS.contains(&key) || AUTHORITY_KEYS.contains(&key);
         let (encoded, plain) = (root.labels("data"), root.labels("stringData"));
-        let other_keys = other_keys([&encoded, &plain], is_known);
+        let keys = first_keys([&encoded, &plain]);
         let mut data = BTreeMap::new();
         for (key, text) in encoded.into_iter().filter(|(key, _)| is_known(key)) {
             match decoded(&text) {
@@ -64,7 +64,7 @@ impl Secret {
             meta: bare(meta),
             secret_type: root.text("type"),
             data,
-            other_keys,
+            keys,
         })
     }
 }
@@ -87,22 +87,21 @@ pub(super) fn bare(meta: Shared<Meta>) -> Shared<Meta> {
     })
 }
 
-/// Returns up to three names of keys and the count of the rest; empty if one of them is known.
-pub(super) fn other_keys<const N: usize>(maps: [&Labels; N], is_known: impl Fn(&str) -> bool) -> SmolStr {
+/// Returns up to three names of keys, and the number of the rest.
+///
+/// Parity (pilot/pkg/credentials/kube/secrets.go, `truncatedKeysMessage`): also counts a rest of none.
+pub(super) fn first_keys<const N: usize>(maps: [&Labels; N]) -> SmolStr {
     let mut names: Vec<&str> = Vec::new();
     for map in maps {
-        for key in map.keys() {
-            if is_known(key) {
-                return SmolStr::default();
-            }
-            names.push(key);
-        }
+        names.extend(map.keys().map(SmolStr::as_str));
     }
     names.sort_unstable();
     names.dedup();
-    match names.len() {
-        0..=3 => SmolStr::new(names.join(", ")),
-        all => SmolStr::new(format!("{} and {} more", names[..3].join(", "), all - 3)),
+    match names.as_slice() {
+        [first, second, third, rest @ ..] => {
+            SmolStr::new(format!("{first}, {second}, {third}, and {} more...", rest.len()))
+        }
+        few => SmolStr::new(few.join(", ")),
     }
 }
 

@@ -156,7 +156,10 @@ fn secrets_keep_used_keys_and_hide_content() {
         data,
         [("ca.crt", &b"plain"[..]), ("tls.crt", &[0, 1]), ("tls.key", b"hello")]
     );
-    assert_eq!((secret.other_keys.as_str(), secret.meta.labels.len()), ("", 0));
+    assert_eq!(
+        (secret.keys.as_str(), secret.meta.labels.len()),
+        ("a, b, ca.crt, and 2 more...", 0)
+    );
     let printed = format!("{secret:?}");
     assert!(!printed.contains("hello") && !printed.contains("104") && !printed.contains("plain"));
     let bad = json!({"metadata": {"name": "s"}, "data": {"key": "?secret?"}});
@@ -166,10 +169,7 @@ fn secrets_keep_used_keys_and_hide_content() {
     let other =
         json!({"metadata": {"name": "s"}, "data": {"d": "", "a": ""}, "stringData": {"b": "", "c": "", "a": ""}});
     let secret = Secret::parse(meta(Kind::Secret, &other), &other).unwrap();
-    assert_eq!(
-        (secret.other_keys.as_str(), secret.data.len()),
-        ("a, b, c and 1 more", 0)
-    );
+    assert_eq!((secret.keys.as_str(), secret.data.len()), ("a, b, c, and 1 more...", 0));
 }
 
 #[test]
@@ -205,6 +205,7 @@ fn slices_nodes_and_config_maps_are_parsed() {
         "binaryData": {"cacert": "AAE="}});
     let map = ConfigMap::parse(meta(Kind::ConfigMap, &object), &object).unwrap();
     assert_eq!((map.data.len(), &map.data["ca.crt"][..]), (1, &b"roots"[..]));
+    assert_eq!(map.keys, "ca.crt, mesh");
 }
 
 fn any_json() -> impl Strategy<Value = Value> {

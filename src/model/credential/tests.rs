@@ -86,8 +86,11 @@ fn certificates_are_read_in_all_secret_formats() {
         (chain("tls"), chain("generic"), chain("half")),
         (Ok("c".into()), Ok("gc".into()), Ok("c".into()))
     );
-    assert_eq!(chain("empty").unwrap_err(), "the keys tls.crt and tls.key are empty");
-    assert!(chain("other").unwrap_err().ends_with("found a, b"));
+    assert_eq!(
+        chain("empty").unwrap_err(),
+        "found keys \"tls.crt\" and \"tls.key\", but they were empty"
+    );
+    assert!(chain("other").unwrap_err().ends_with("found: a, b"));
     assert_eq!(chain("absent").unwrap_err(), "there is no such Secret");
 }
 
@@ -121,7 +124,7 @@ fn ca_certificates_may_be_in_a_separate_secret() {
     assert_eq!(of("shared-cacert"), Ok(("shared".into(), Some("revoked".into()))));
     assert_eq!(
         of("bad-cacert").unwrap_err(),
-        "the keys cacert and ca.crt are missing; found other"
+        "found secret, but didn't have expected keys cacert or ca.crt; found: other"
     );
 }
 

@@ -14,7 +14,6 @@ use crate::{
             common::{ObjectReference, TargetReference},
             policy::{BackendValidation, RetryConstraint},
         },
-        kube::ConfigMap,
     },
     base::{Labels, Namespace, ObjectKey, Shared},
     model::{
@@ -325,8 +324,10 @@ fn authority(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, validation: &B
 /// Reason why a reference to CA certificates is invalid, in the words of Istio's statuses.
 #[derive(Debug)]
 pub(super) enum AuthorityError {
-    /// The kind is not supported.
+    /// The kind is unknown.
     Kind(String),
+    /// It is a Secret, which is known and not supported.
+    Secret,
     /// The object does not exist.
     NotFound(String),
     /// The object has no certificates.
@@ -342,28 +343,20 @@ pub(super) fn check_authority(
 ) -> Result<(), AuthorityError> {
     let name = &reference.name;
     let kind = reference.kind.as_deref().unwrap_or_default();
-    if kind != "ConfigMap" || reference.group.as_ref().is_some_and(|group| !group.is_empty()) {
-        return Err(AuthorityError::Kind(format!("unsupported kind {kind}")));
+    let is_core = reference.group.as_ref().is_none_or(SmolStr::is_empty);
+    match kind {
+        "ConfigMap" if is_core => {}
+        "Secret" if is_core => return Err(AuthorityError::Secret),
+        _ => return Err(AuthorityError::Kind(format!("unsupported kind {kind}"))),
     }
     let key = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name.clone());
-    let Some(map) = mesh.config_maps.get(cx, &key) else {
+    if mesh.config_maps.get(cx, &key).is_none() {
         let text = format!("reference {namespace}/{name} (of kind {kind}) not found");
         return Err(AuthorityError::NotFound(text));
-    };
+    }
     config_map_authority(cx, mesh, namespace, name)
         .map(|_| ())
-        .map_err(|_| AuthorityError::Malformed(without_roots(map)))
-}
-
-/// Returns why a ConfigMap has no CA certificates, in the words of Istio's statuses.
-fn without_roots(map: &ConfigMap) -> String {
-    match ["cacert", "ca.crt"].into_iter().find(|key| map.data.contains_key(*key)) {
-        Some(key) => format!("found key {key:?}, but it was empty"),
-        None => format!(
-            "found secret, but didn't have expected keys cacert or ca.crt; found: {}",
-            map.other_keys
-        ),
-    }
+        .map_err(AuthorityError::Malformed)
 }
 
 fn retry_budget(constraint: &RetryConstraint) -> RetryBudget {

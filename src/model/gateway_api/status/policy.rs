@@ -143,6 +143,10 @@ fn authority(
     };
     let (reason, what, text) = match error {
         AuthorityError::Kind(text) => ("InvalidKind", "Certificate reference not supported", text),
+        AuthorityError::Secret => {
+            let text = "unsupported reference kind: Secret".to_owned();
+            ("InvalidKind", "Certificate reference invalid", text)
+        }
         AuthorityError::NotFound(text) => ("InvalidCACertificateRef", "Certificate reference not found", text),
         AuthorityError::Malformed(text) => ("InvalidCACertificateRef", "Certificate invalid", text),
     };

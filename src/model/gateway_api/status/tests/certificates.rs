@@ -166,6 +166,58 @@ fn config_maps_may_have_the_suffix_of_resources() {
 }
 
 #[test]
+fn keys_of_secrets_are_reported_as_in_istio() {
+    let reported = |data: Value| {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "bad", "namespace": "gw"},
+            "stringData": data});
+        let world = world(&[secret, secured(&[&["bad"]])]);
+        let mut statuses = Statuses::new(Revisions::default());
+        statuses.update(&world.snapshot(), Vec::new());
+        resolved(&statuses)
+    };
+    let because = |reason: &str| format!("InvalidCertificateRef: invalid certificate reference //bad., {reason}");
+    assert_eq!(
+        reported(json!({"tls.crt": "", "tls.key": ""})),
+        [because("found keys \"tls.crt\" and \"tls.key\", but they were empty")]
+    );
+    let missing = "found secret, but didn't have expected keys (cert and key) or (tls.crt and tls.key); found: ";
+    assert_eq!(
+        reported(json!({"ca.crt": "x", "tls.crt": "x"})),
+        [because(&format!("{missing}ca.crt, tls.crt"))]
+    );
+    assert_eq!(
+        reported(json!({"a": "", "b": "", "tls.crt": "x"})),
+        [because(&format!("{missing}a, b, tls.crt, and 0 more..."))]
+    );
+}
+
+#[test]
+fn authorities_for_backends_are_in_config_maps() {
+    let of_kind = |kind: &str| {
+        let authorities = json!([{"group": "", "kind": kind, "name": "roots"}]);
+        let policy = json!({"targetRefs": [{"group": "", "kind": "Service", "name": "web"}],
+            "validation": {"hostname": "web.test", "caCertificateRefs": authorities}});
+        let world = world(&[service("gw"), object("BackendTLSPolicy", "gw", &policy)]);
+        let mut statuses = Statuses::new(Revisions::default());
+        statuses.update(&world.snapshot(), Vec::new());
+        let policy = merged(&statuses, Kind::BackendTlsPolicy, "gw", "x");
+        let conditions = &policy["ancestors"][0]["conditions"];
+        [0, 1].map(|index| conditions[index]["message"].clone())
+    };
+    assert_eq!(
+        of_kind("Secret"),
+        ["Certificate reference invalid: unsupported reference kind: Secret"; 2]
+    );
+    assert_eq!(
+        of_kind("Role"),
+        [
+            "Certificate reference invalid: unsupported kind Role",
+            "Certificate reference not supported: unsupported kind Role"
+        ]
+    );
+}
+
+#[test]
 fn empty_keys_are_not_reported_as_missing() {
     let reported = |data: Value| {
         let authority = json!([{"group": "", "kind": "ConfigMap", "name": "roots"}]);
