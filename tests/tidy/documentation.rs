@@ -110,15 +110,17 @@ fn undocumented(source: &Source) -> Vec<String> {
 
 /// Returns true if the lines before an item end in a doc comment, except for attributes.
 fn documented(before: &[&str]) -> bool {
+    let mut in_attribute = false;
     for line in before.iter().rev().map(|line| line.trim()) {
         if line.starts_with("///") || line.starts_with("#[doc") || line.starts_with("$(#[") || line.ends_with("*/") {
             return true;
         }
         // An attribute may span lines; its last one closes a bracket.
-        let is_attribute = line.starts_with("#[") || line.ends_with(")]") || line.ends_with("\",") || line == "]";
-        if !is_attribute {
+        let begins = line.starts_with("#[");
+        if !(in_attribute || begins || line.ends_with(")]") || line == "]") {
             return false;
         }
+        in_attribute = !begins;
     }
     false
 }
