@@ -1,6 +1,6 @@
 //! Inbound clusters, from a sidecar to its own workload: one for each port of a service or Sidecar.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use smol_str::SmolStr;
 
@@ -27,9 +27,9 @@ use crate::{
         traffic_policy,
     },
     model::{
-        ScopeKey, Service, ServiceKey,
+        ScopeKey, ServiceKey,
         destination_rule::{self, RuleRef},
-        service::{Protocol, ServicePort},
+        service::{InboundPorts, Protocol, ServicePort},
     },
     proto::{
         envoy::config::cluster::v3::cluster::{CommonLbConfig, DiscoveryType, LbPolicy},
@@ -78,6 +78,8 @@ pub struct InboundClusterKey {
     pub services: Shared<[(ServiceKey, u32)]>,
     /// Port of the first service, if only the workload's own cluster has it.
     pub own_port: Option<Box<ServicePort>>,
+    /// Position of the port among those of the first service, if it has the port.
+    pub port_position: Option<usize>,
     /// Sidecar, for its connection pools.
     pub sidecar: Option<ObjectKey>,
     /// Namespace of the workload.
@@ -121,10 +123,11 @@ impl InboundClusterPart {
     pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterKey> {
         let sidecar = self.sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
         let ingress = sidecar.map_or(&[][..], |sidecar| &sidecar.spec.ingress);
+        let mut owners = OwnerPorts::default();
         let mut keys = Vec::new();
         if ingress.is_empty() {
             if !self.bound_ports {
-                keys = self.service_keys(ctx, &[]);
+                keys = self.service_keys(ctx, &[], &mut owners);
             }
         } else {
             if ctx
@@ -133,9 +136,14 @@ impl InboundClusterPart {
                 .features
                 .pilot_allow_sidecar_service_inbound_listener_merge
             {
-                keys = self.service_keys(ctx, ingress);
+                keys = self.service_keys(ctx, ingress, &mut owners);
             }
-            keys.extend(ingress.iter().filter_map(|listener| self.listener_key(ctx, listener)));
+            let mut by_target: BTreeMap<u32, &ServiceTarget> = BTreeMap::new();
+            for target in self.targets.iter() {
+                by_target.entry(target.target_port).or_insert(target);
+            }
+            let listeners = ingress.iter();
+            keys.extend(listeners.filter_map(|listener| self.listener_key(ctx, listener, &by_target, &mut owners)));
         }
         let patches = ClusterPatches::of(ctx, &self.patches, PatchContext::SidecarInbound);
         for key in &mut keys {
@@ -145,7 +153,12 @@ impl InboundClusterPart {
     }
 
     /// Returns one cluster for each workload port of a service, unless a listener of the Sidecar has the port.
-    fn service_keys(&self, ctx: &BuildContext, ingress: &[IstioIngressListener]) -> Vec<InboundClusterKey> {
+    fn service_keys<'m>(
+        &self,
+        ctx: &BuildContext<'m>,
+        ingress: &[IstioIngressListener],
+        owners: &mut OwnerPorts<'m>,
+    ) -> Vec<InboundClusterKey> {
         let mut ports: BTreeMap<u32, Vec<&ServiceTarget>> = BTreeMap::new();
         for target in self.targets.iter() {
             ports.entry(target.target_port).or_default().push(target);
@@ -155,9 +168,8 @@ impl InboundClusterPart {
             inbound_traffic_policy::Mode::Passthrough => None,
             inbound_traffic_policy::Mode::Localhost => Some(SmolStr::new(loopbacks(self.ip_mode)[0])),
         };
-        let free = ports
-            .into_iter()
-            .filter(|(port, _)| !ingress.iter().any(|listener| port_of(listener) == *port));
+        let taken: BTreeSet<u32> = ingress.iter().map(port_of).collect();
+        let free = ports.into_iter().filter(|(port, _)| !taken.contains(port));
         let services = |targets: &[&ServiceTarget]| -> Vec<(ServiceKey, u32)> {
             targets
                 .iter()
@@ -167,6 +179,9 @@ impl InboundClusterPart {
         free.map(|(port, targets)| InboundClusterKey {
             rule: targets.first().and_then(|target| self.rule(ctx, &target.service)),
             own_port: targets.first().and_then(|target| target.own.clone()),
+            port_position: targets
+                .first()
+                .and_then(|target| owners.position(ctx, &target.service, target.port, port)),
             services: services(&targets).into(),
             is_listener: false,
             ..self.key(port, endpoint.clone().map(|address| (address, port)))
@@ -174,13 +189,21 @@ impl InboundClusterPart {
         .collect()
     }
 
-    fn listener_key(&self, ctx: &BuildContext, listener: &IstioIngressListener) -> Option<InboundClusterKey> {
+    /// Returns the cluster of a listener of the Sidecar. `by_target` has the first target of each workload port.
+    fn listener_key<'m>(
+        &self,
+        ctx: &BuildContext<'m>,
+        listener: &IstioIngressListener,
+        by_target: &BTreeMap<u32, &ServiceTarget>,
+        owners: &mut OwnerPorts<'m>,
+    ) -> Option<InboundClusterKey> {
         let port = port_of(listener);
         let endpoint = self.endpoint(&listener.default_endpoint)?;
         // The first service with the listener's port owns the cluster.
-        let owner = self.targets.iter().find(|target| target.target_port == port);
+        let owner = by_target.get(&port);
         Some(InboundClusterKey {
             rule: owner.and_then(|target| self.rule(ctx, &target.service)),
+            port_position: owner.and_then(|target| owners.position(ctx, &target.service, port, port)),
             services: owner
                 .map(|target| (target.service.clone(), port))
                 .into_iter()
@@ -197,6 +220,7 @@ impl InboundClusterPart {
             endpoint,
             services: Shared::from(Vec::new()),
             own_port: None,
+            port_position: None,
             sidecar: self.sidecar.clone(),
             namespace: self.namespace.clone(),
             is_listener: false,
@@ -258,6 +282,27 @@ impl InboundClusterPart {
     }
 }
 
+/// The ports of the services that own clusters, by number.
+#[derive(Default)]
+struct OwnerPorts<'m>(BTreeMap<ServiceKey, InboundPorts<'m>>);
+
+impl<'m> OwnerPorts<'m> {
+    /// Returns the position of a port among those of a service.
+    fn position(
+        &mut self,
+        ctx: &BuildContext<'m>,
+        service: &ServiceKey,
+        number: u32,
+        target_port: u32,
+    ) -> Option<usize> {
+        let ports = match self.0.entry(service.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(InboundPorts::of(ctx.service(service)?)),
+        };
+        ports.position(number, target_port)
+    }
+}
+
 /// Returns the instance's addresses, as far as the Sidecar sends traffic to them.
 fn instance_addresses(ctx: &BuildContext, addresses: &[SmolStr], sidecar: Option<&ObjectKey>) -> (SmolStr, SmolStr) {
     let row = sidecar.and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
@@ -296,7 +341,8 @@ impl InboundClusterKey {
     fn cluster(&self, ctx: &BuildContext) -> Option<EncodedCluster> {
         let sidecar = self.sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
         let owner = self.services.first().and_then(|(key, _)| ctx.service(key));
-        let port = self.port(sidecar.map(|sidecar| &sidecar.spec), owner.map(|owner| &**owner))?;
+        let declared = self.port_position.and_then(|position| owner?.port_at(position));
+        let port = self.port(sidecar.map(|sidecar| &sidecar.spec), declared)?;
         let kind = match self.endpoint {
             Some(_) => DiscoveryType::Static,
             None => DiscoveryType::OriginalDst,
@@ -304,7 +350,7 @@ impl InboundClusterKey {
         let mut builder = ClusterBuilder::new(name::inbound_cluster(self.port), kind);
         builder.cluster.common_lb_config = Some(CommonLbConfig::default());
         self.set_destination(&mut builder);
-        if let Some(declared) = owner.and_then(|owner| owner.inbound_port(port.number, self.port)) {
+        if let Some(declared) = declared {
             set_port_override(&mut builder, owner.map(|owner| &**owner), declared);
         }
         let host = owner.map_or_else(|| self.synthetic_host(), |owner| owner.key.hostname.to_string());
@@ -330,11 +376,9 @@ impl InboundClusterKey {
     }
 
     /// Returns the declared port: of the Sidecar's listener, or else of the service.
-    fn port(&self, sidecar: Option<&Sidecar>, owner: Option<&Service>) -> Option<ServicePort> {
+    fn port(&self, sidecar: Option<&Sidecar>, of_owner: Option<&ServicePort>) -> Option<ServicePort> {
         if !self.is_listener {
-            let number = self.services.first()?.1;
-            let own = self.own_port.as_deref();
-            return own.or_else(|| owner?.inbound_port(number, self.port)).cloned();
+            return self.own_port.as_deref().or(of_owner).cloned();
         }
         let mut listeners = sidecar?.ingress.iter().filter_map(|listener| listener.port.as_ref());
         let port = listeners.find(|port| port.number == self.port)?;
@@ -379,14 +423,13 @@ impl InboundClusterKey {
         if owner.is_some_and(|owner| owner.mesh_external) {
             return;
         }
-        let mut hosts = Vec::new();
+        let mut hosts = BTreeSet::new();
         let mut services = Vec::new();
         for (key, number) in self.services.iter() {
             if let Some(service) = ctx.service(key)
                 && *number == port
-                && !hosts.contains(&&key.hostname)
+                && hosts.insert(&key.hostname)
             {
-                hosts.push(&key.hostname);
                 services.push(&**service);
             }
         }

@@ -161,7 +161,14 @@ impl Service {
     /// Returns the port with this number that leads to a workload's port, or else the first one with this number. UDP
     /// ports count. The ports of all services of the row count, after its own.
     pub fn inbound_port(&self, number: u32, target_port: u32) -> Option<&ServicePort> {
-        leading_to(self.all_ports().filter(|port| port.number == number), target_port)
+        let mut ports = self.all_ports().filter(|port| port.number == number);
+        let first = ports.clone().next();
+        ports.find(|port| leads_to(port, target_port)).or(first)
+    }
+
+    /// Returns a port of the row by its position ([`InboundPorts::position`]).
+    pub fn port_at(&self, position: usize) -> Option<&ServicePort> {
+        self.all_ports().nth(position)
     }
 
     /// Returns the ports of the row, then those of all its services.
@@ -177,26 +184,20 @@ impl Service {
     }
 }
 
-/// Returns the port that leads to a workload's port, or else the first.
-fn leading_to<'a>(
-    mut ports: impl Iterator<Item = &'a ServicePort> + Clone,
-    target_port: u32,
-) -> Option<&'a ServicePort> {
-    let first = ports.clone().next();
-    ports
-        .find(|port| port.target == TargetPort::Number(target_port))
-        .or(first)
+/// Returns true if a port leads to a workload's port.
+fn leads_to(port: &ServicePort, target_port: u32) -> bool {
+    port.target == TargetPort::Number(target_port)
 }
 
 /// The ports of a row by number. A service may have tens of thousands, of which none must be searched for one by one.
-pub struct InboundPorts<'a>(BTreeMap<u32, Vec<&'a ServicePort>>);
+pub struct InboundPorts<'a>(BTreeMap<u32, Vec<(usize, &'a ServicePort)>>);
 
 impl<'a> InboundPorts<'a> {
     /// Returns the ports of a row.
     pub fn of(service: &'a Service) -> Self {
-        let mut by_number: BTreeMap<u32, Vec<&ServicePort>> = BTreeMap::new();
-        for port in service.all_ports() {
-            by_number.entry(port.number).or_default().push(port);
+        let mut by_number: BTreeMap<u32, Vec<(usize, &ServicePort)>> = BTreeMap::new();
+        for (position, port) in service.all_ports().enumerate() {
+            by_number.entry(port.number).or_default().push((position, port));
         }
         Self(by_number)
     }
@@ -208,7 +209,21 @@ impl<'a> InboundPorts<'a> {
 
     /// Returns the port that [`Service::inbound_port`] returns.
     pub fn get(&self, number: u32, target_port: u32) -> Option<&'a ServicePort> {
-        leading_to(self.0.get(&number)?.iter().copied(), target_port)
+        let (_, port) = self.leading_to(number, target_port)?;
+        Some(port)
+    }
+
+    /// Returns the position of this port, for [`Service::port_at`].
+    pub fn position(&self, number: u32, target_port: u32) -> Option<usize> {
+        let (position, _) = self.leading_to(number, target_port)?;
+        Some(position)
+    }
+
+    /// Returns the port with its position.
+    fn leading_to(&self, number: u32, target_port: u32) -> Option<(usize, &'a ServicePort)> {
+        let ports = self.0.get(&number)?;
+        let leading = ports.iter().find(|(_, port)| leads_to(port, target_port));
+        leading.or_else(|| ports.first()).copied()
     }
 }
 

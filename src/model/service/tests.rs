@@ -99,6 +99,12 @@ fn r21_ports_by_number_are_those_that_a_search_finds() {
         for target in [0, 80, 8080, 8081] {
             let found = service.inbound_port(number, target);
             assert_eq!(by_number.get(number, target), found, "{number} {target}");
+            let position = by_number.position(number, target);
+            assert_eq!(
+                position.and_then(|position| service.port_at(position)),
+                found,
+                "{number} {target}"
+            );
             assert_eq!(by_number.contains(number), found.is_some(), "{number}");
         }
     }
