@@ -5,6 +5,7 @@
 
 pub mod access_log;
 pub mod chain_fields;
+pub mod chain_limit;
 pub mod extension;
 pub mod hcm;
 pub mod http_filters;

@@ -8,6 +8,7 @@ use prost::Message;
 
 use super::{
     chain_fields::NetworkFilters,
+    chain_limit::HTTP_CHAINS,
     extension,
     memo::{ManagerKey, Noted},
     proxy_view::{FilterProxyView, ListenerClass},
@@ -17,7 +18,7 @@ use super::{
     tracing::HttpTracing,
 };
 use crate::{
-    base::{Hostname, cidr},
+    base::{Hashed, Hostname, cidr},
     generate::{
         constant::{HTTP_CONNECTION_MANAGER, ads_source, keep_header_case},
         wire::{Encoded, Writer},
@@ -138,15 +139,37 @@ impl FilterStack<'_> {
         self.shared(managers, key, |stack| stack.http_connection_manager(http))
     }
 
+    /// Returns the encoded connection manager of chains that deny every request because of their limit. It has nothing
+    /// that objects of users add.
+    fn denying_manager(&self, http: &HttpConnection) -> Memoized<Noted<Encoded<HttpConnectionManager>>> {
+        let client = Hashed::new(self.client.without_policies());
+        let stack = FilterStack::new(&self.ctx, &client, self.class);
+        let bare = HttpConnection {
+            use_remote_address: http.use_remote_address,
+            exchanges_metadata: false,
+            http3: http.http3,
+            ..HttpConnection::new(String::new(), HttpRoutes::Rds(String::new()), http.protocol, http.port)
+        };
+        stack.shared_manager(&bare)
+    }
+
     /// Adds the connection manager as a network filter.
     pub fn add_http_connection(&self, filters: &mut NetworkFilters, http: &HttpConnection) {
         let denied = self.denies_http(http.peer_source, http.port);
-        if http.dynamic_dns.is_none() {
-            let common = self.shared_manager(http);
-            add_manager(filters, &common.value, &http.stat_prefix, &http.routes, denied);
+        let (shared, own);
+        let common = if http.dynamic_dns.is_none() {
+            shared = self.shared_manager(http);
+            &shared.value
         } else {
-            let common = self.http_connection_manager(http);
-            add_manager(filters, &common, &http.stat_prefix, &http.routes, denied);
+            own = self.http_connection_manager(http);
+            &own
+        };
+        if self.exceeds_inbound_limit(HTTP_CHAINS, || filters.fields().len() + common.len()) {
+            *filters = NetworkFilters::new();
+            let common = self.denying_manager(http);
+            add_manager(filters, &common.value, &http.stat_prefix, &http.routes, true);
+        } else {
+            add_manager(filters, common, &http.stat_prefix, &http.routes, denied);
         }
     }
 

@@ -74,7 +74,7 @@ pub struct FilterProxyView {
     pub telemetries: Shared<[ObjectKey]>,
     /// Security policies that apply.
     pub security: SecurityPolicies,
-    /// Upper bound of the inbound ports whose chains repeat the security filters, a power of two.
+    /// Upper bound of the inbound ports whose chains repeat the filters, a power of two.
     pub inbound_ports: usize,
     /// WasmPlugins and TrafficExtensions that apply, in order.
     pub extension_filters: Shared<[ExtensionId]>,
@@ -172,7 +172,7 @@ impl FilterProxyView {
     }
 
     /// Returns the view for chains of this many inbound ports. The number is rounded up to a power of two: it decides
-    /// only whether the security filters are too large, so few changes of ports change the view.
+    /// only whether the filters are too large, so few changes of ports change the view.
     pub fn with_inbound_ports(base: &Hashed<Self>, ports: usize) -> Hashed<Self> {
         let inbound_ports = ports.max(USUAL_INBOUND_PORTS).next_power_of_two();
         if inbound_ports == base.inbound_ports {
@@ -216,6 +216,21 @@ impl FilterProxyView {
             service_cluster: SmolStr::default(),
             otel_service_name: SmolStr::default(),
             picks_endpoints: false,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the view without what objects of users add to filters, for chains that deny all traffic.
+    pub fn without_policies(&self) -> Self {
+        Self {
+            proxy_headers: MessageKey::new(ProxyHeaders::default()),
+            tracing: MessageKey::new(Tracing::default()),
+            telemetries: Vec::new().into(),
+            security: SecurityPolicies {
+                authorization: Vec::new().into(),
+                request_authentication: Vec::new().into(),
+            },
+            extension_filters: Vec::new().into(),
             ..self.clone()
         }
     }

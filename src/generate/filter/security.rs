@@ -19,6 +19,7 @@ use prost::Message;
 
 use super::{
     FilterStack,
+    chain_limit::{self, is_too_large},
     memo::Noted,
     proxy_view::ListenerClass,
     security_filters::{PeerSource, SecurityFilters},
@@ -77,18 +78,13 @@ impl Traffic {
     /// Returns the maximum number of chains of an inbound port: one without a declared protocol has all of them.
     fn chains_of_a_port(self) -> usize {
         match self {
-            Self::Http => 2,
-            Self::Tcp => 3,
+            Self::Http => chain_limit::HTTP_CHAINS,
+            Self::Tcp => chain_limit::TCP_CHAINS,
         }
     }
 }
 
-/// The maximum size of the security filters in all inbound chains of a proxy, or of a service behind a waypoint. Each
-/// chain repeats them, so a policy of a megabyte with a Sidecar or Service of a thousand ports takes gigabytes. 1 MiB
-/// of filters is possible with 128 ports.
-const MAX_SECURITY_BYTES: usize = 256 << 20;
-
-/// Code of the note about security filters beyond that size.
+/// Code of the note about security filters beyond the limit of all chains.
 const TOO_LARGE: &str = "security_filters_too_large";
 
 impl FilterStack<'_> {
@@ -194,7 +190,7 @@ impl FilterStack<'_> {
     /// Returns true, with a note, if all inbound chains together would have too large filters.
     ///
     /// Note: only owners of the workload or service decide about its ports, but tenants may add servers to a gateway
-    /// that they share. There the limit would let them deny the traffic of others.
+    /// that they share. So its listeners decide for each namespace of its Gateways.
     fn exceeds_limit(&self, traffic: Traffic, size: usize) -> bool {
         let chains = traffic.chains_of_a_port().saturating_mul(self.client.inbound_ports);
         let exceeds = self.class == ListenerClass::SidecarInbound && is_too_large(size, chains);
@@ -220,11 +216,6 @@ impl FilterStack<'_> {
             .filter(|policy| policy.spec.action() == action)
             .collect()
     }
-}
-
-/// Returns true if all chains together would repeat too much.
-fn is_too_large(size: usize, chains: usize) -> bool {
-    size.saturating_mul(chains) > MAX_SECURITY_BYTES
 }
 
 /// Returns the detail of a note with the code [`TOO_LARGE`], which names the largest policy.

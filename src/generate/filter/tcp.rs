@@ -4,6 +4,7 @@ use prost_types::Duration;
 
 use super::{
     chain_fields::NetworkFilters,
+    chain_limit::TCP_CHAINS,
     extension::{self, ExtensionPhase},
     http_filters::dns_cache_name,
     memo::Noted,
@@ -183,6 +184,13 @@ impl FilterStack<'_> {
         if let Some(host) = dynamic_dns {
             filters.push(&sni_forward_proxy(host, chain.port));
             filters.resolves_sni = true;
+        }
+        if self.exceeds_inbound_limit(TCP_CHAINS, || {
+            filters.fields().len() + self.shared_tcp_logs().value.len()
+        }) {
+            filters = NetworkFilters::new();
+            add_black_hole(&mut filters);
+            return filters;
         }
         let lacks_plugin = extension::denies(self, &[ExtensionLayer::Network], chain.port);
         if lacks_plugin || secured.is_some_and(|secured| secured.denied) {

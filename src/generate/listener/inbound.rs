@@ -10,6 +10,7 @@ use std::{
     net::IpAddr,
 };
 
+use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
@@ -54,6 +55,7 @@ use crate::{
     },
     proto::{
         envoy::config::{
+            accesslog::v3::AccessLog,
             core::v3::{CidrRange, TrafficDirection, TransportSocket},
             listener::v3::{FilterChainMatch, Listener},
         },
@@ -466,8 +468,19 @@ impl InboundListenerBuilder<'_> {
             listener_filters_timeout: self.stack.mesh.protocol_detection_timeout,
             max_connections_to_accept_per_socket_event: max_connections_per_event(self.stack.features()),
             connection_balance_config: self.client.exact_balance.then(exact_balance),
-            access_log: self.stack.access_logs(LogPosition::Listener),
+            access_log: self.access_logs(),
             ..Default::default()
+        }
+    }
+
+    /// Returns the access logs of the listener; none if those of all ports that bind a socket would be too large.
+    fn access_logs(&self) -> Vec<AccessLog> {
+        let logs = self.stack.access_logs(LogPosition::Listener);
+        let size = || -> usize { logs.iter().map(Message::encoded_len).sum() };
+        if self.stack.exceeds_inbound_limit(1, size) {
+            Vec::new()
+        } else {
+            logs
         }
     }
 

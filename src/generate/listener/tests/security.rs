@@ -1,4 +1,4 @@
-//! Security policies in the listeners of a sidecar.
+//! Security policies in the listeners of a sidecar, and limits of what all chains repeat.
 
 use std::sync::Arc;
 
@@ -101,16 +101,25 @@ fn a_client_that_cannot_enforce_its_policies_accepts_no_traffic() {
     assert!(!fixture.get("0.0.0.0_80").to_string().contains("directResponse"));
 }
 
-/// A policy of this many address ranges, and a Sidecar of this many ports.
-fn large_policy(ranges: usize, ports: usize) -> Fixture {
+/// A policy of this many address ranges.
+fn denying(ranges: usize) -> String {
     let range = |number: usize| format!("192.{}.{}.0/24", number >> 8, number & 0xff);
     let ranges = (0..ranges).map(range).collect::<Vec<_>>().join(", ");
-    let policy = DENY.replace("192.0.2.0/24", &ranges);
+    DENY.replace("192.0.2.0/24", &ranges)
+}
+
+/// A Sidecar of this many ports.
+fn ingress(ports: usize) -> String {
     let ports = (10_000_u32..).take(ports).map(|port| {
         format!("  - {{port: {{number: {port}, protocol: HTTP, name: h}}, defaultEndpoint: '127.0.0.1:{port}'}}\n")
     });
     let sidecar = "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: a}\nspec:\n  ingress:\n";
-    let config = policy + sidecar + &ports.collect::<String>();
+    sidecar.to_owned() + &ports.collect::<String>()
+}
+
+/// A policy of this many address ranges, and a Sidecar of this many ports.
+fn large_policy(ranges: usize, ports: usize) -> Fixture {
+    let config = denying(ranges) + &ingress(ports);
     fixture("", &config, None)
 }
 
@@ -141,6 +150,54 @@ fn r21_policies_that_are_too_large_for_all_chains_deny_everything() {
     let few_ports = large_policy(10_000, 2);
     let listener = few_ports.get("virtualInbound").to_string();
     assert!(listener.contains("rbac.v3") && !listener.contains("directResponse"));
+    assert!(!is_noted(&few_ports));
+}
+
+/// A Telemetry of 3,000 tags, and a Sidecar of this many ports.
+fn large_telemetry(ports: usize) -> Fixture {
+    let mesh = "defaultProviders: {metrics: [prometheus]}\nextensionProviders: [{name: prometheus, prometheus: {}}]\n";
+    let value = "x".repeat(100);
+    let tags = (0..3000).map(|number| format!("        t{number}: {{value: '\"{value}\"'}}\n"));
+    let telemetry = "
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: t}
+spec:
+  metrics:
+  - overrides:
+    - match: {metric: REQUEST_COUNT, mode: SERVER}
+      tagOverrides:
+";
+    let config = telemetry.to_owned() + &tags.collect::<String>() + "---\n" + &ingress(ports);
+    fixture(mesh, &config, None)
+}
+
+/// Each chain repeats the filters of Telemetries and extensions, too.
+#[test]
+fn r21_filters_that_are_too_large_for_all_chains_deny_everything() {
+    let is_noted = |fixture: &Fixture| {
+        let notes = fixture.store.notes();
+        notes.iter().any(|note| note.code == "filter_chains_too_large")
+    };
+    let is_large = |filters: &Value| filters.to_string().len() > 300_000;
+    let denied = large_telemetry(600);
+    for filters in inbound(&denied) {
+        assert!(!is_large(&filters));
+        match connection_manager(&filters) {
+            Some(manager) => {
+                let route = &manager["routeConfig"]["virtualHosts"][0]["routes"][0];
+                assert_eq!(route["directResponse"]["status"], 403);
+            }
+            None => assert!(filters.to_string().contains("BlackHoleCluster")),
+        }
+    }
+    assert!(is_noted(&denied));
+    // Outbound listeners are unaffected.
+    assert!(!denied.get("0.0.0.0_80").to_string().contains("directResponse"));
+
+    let few_ports = large_telemetry(2);
+    assert!(inbound(&few_ports).iter().all(is_large));
+    assert!(!few_ports.get("virtualInbound").to_string().contains("directResponse"));
     assert!(!is_noted(&few_ports));
 }
 
