@@ -28,6 +28,8 @@ use crate::{
 pub struct FilterMemo {
     pub(super) managers: Memo<ManagerKey, Noted<Encoded<HttpConnectionManager>>>,
     pub(super) logs: Memo<StackKey, Noted<Encoded<TcpProxy>>>,
+    /// Sizes of what TCP chains repeat, by port and by whether only the destination authorises its clients.
+    pub(super) tcp_sizes: Memo<(StackKey, u32, bool), Noted<usize>>,
     pub(super) stats: Memo<StackKey, Noted<Vec<Any>>>,
     pub(super) http_security: Memo<(StackKey, PeerSource), Noted<SecurityFilters<HttpFilter>>>,
     pub(super) network_security: Memo<(StackKey, PeerSource), Noted<SecurityFilters<Filter>>>,

@@ -201,6 +201,27 @@ impl FilterStack<'_> {
         filters
     }
 
+    /// Returns the size of what the TCP chains of a gateway's servers with this port repeat.
+    pub fn repeated_tcp_size(&self, port: u32, authorized_by_destination: bool) -> usize {
+        let chain = TcpChain {
+            port: if self.client.extension_filters.is_empty() {
+                0
+            } else {
+                port
+            },
+            authorized_by_destination,
+            ..Default::default()
+        };
+        let memo = &self.memo().tcp_sizes;
+        let shared = self.shared(memo, (self.key(), chain.port, authorized_by_destination), |stack| {
+            let filters = stack.complete_tcp_chain(chain, None, |filters| {
+                stack.add_tcp_proxy(filters, TcpProxy::default());
+            });
+            filters.fields().len()
+        });
+        shared.value
+    }
+
     fn add_extensions(&self, filters: &mut NetworkFilters, phase: ExtensionPhase, port: u32) {
         for filter in extension::network_filters(self, phase, port) {
             filters.push(&filter);

@@ -4,6 +4,8 @@
 mod listing;
 mod tcp;
 
+use std::cell::Cell;
+
 use bytes::Bytes;
 use prost::Message;
 
@@ -22,6 +24,7 @@ use crate::{
         BuildContext, GatewayView, constant,
         filter::{
             chain_fields::{EncodedListener, NetworkFilters},
+            chain_limit,
             hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
             proxy_view::{FilterProxyView, ListenerClass},
             stack::{FilterStack, LogPosition},
@@ -36,6 +39,7 @@ use crate::{
     model::{
         ScopeKey,
         features::Features,
+        output_limit,
         service::{Protocol, ScopedService},
         waypoint::ServingRole,
     },
@@ -62,6 +66,10 @@ use crate::{
 
 /// Code of the note of a Gateway with a server, or some names of one, that cannot be served.
 const REJECTED: &str = "pilot_total_rejected_configs";
+
+/// The size of filters up to which a chain always applies. Those of a gateway without large policies are smaller, and
+/// servers and services may be tens of thousands.
+const SMALL_CHAIN: usize = 8 << 10;
 
 /// Inputs of the selection of a gateway's listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -131,6 +139,9 @@ pub struct GatewayKey {
 }
 
 /// Contribution of one server, or of all plaintext HTTP servers of a port.
+///
+/// Its `place` is an upper bound of the number of chains of one namespace up to it, in all listeners of the gateway: a
+/// power of two, since it decides only whether the chain is within the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum ServerChain {
     /// Plaintext HTTP.
@@ -139,6 +150,8 @@ enum ServerChain {
         route: SmolStr,
         /// Protocol of the port.
         protocol: Protocol,
+        /// Place among the chains of the namespace, of those with a server, that has the fewest.
+        place: usize,
     },
     /// HTTP over terminated TLS.
     Https {
@@ -152,17 +165,31 @@ enum ServerChain {
         sni: Shared<[SmolStr]>,
         /// True if client certificates that are not valid are accepted.
         accepts_untrusted: bool,
+        /// Place among the chains of the Gateway's namespace.
+        place: usize,
     },
     /// TCP, in plaintext or over terminated TLS.
-    Tcp(TcpServer),
+    Tcp {
+        /// Server.
+        server: TcpServer,
+        /// Place among the chains of the Gateway's namespace.
+        place: usize,
+    },
     /// TLS passed through by server name.
-    Passthrough(TcpServer),
+    Passthrough {
+        /// Server.
+        server: TcpServer,
+        /// Places of the chains of each of its VirtualServices among those of the VirtualService's namespace.
+        places: Vec<usize>,
+    },
     /// Mutual TLS of the mesh passed through to the cluster in the SNI.
     AutoPassthrough {
         /// `namespace/name` of the Gateway.
         gateway: SmolStr,
         /// Services that can be reached.
         services: Vec<ScopedService>,
+        /// Place among the chains of the Gateway's namespace.
+        place: usize,
     },
 }
 
@@ -172,7 +199,7 @@ impl ServerChain {
         let gateway = match self {
             Self::Http { .. } => return None,
             Self::Https { gateway, .. } | Self::AutoPassthrough { gateway, .. } => gateway,
-            Self::Tcp(server) | Self::Passthrough(server) => &server.gateway,
+            Self::Tcp { server, .. } | Self::Passthrough { server, .. } => &server.gateway,
         };
         gateway.split_once('/').map(|(namespace, _)| namespace)
     }
@@ -206,6 +233,8 @@ struct ListenerBuilder<'a> {
     stack: FilterStack<'a>,
     /// True if the listener may have servers of several namespaces.
     is_shared: bool,
+    /// True if some chain is within the limit.
+    has_served: Cell<bool>,
 }
 
 impl GatewayKey {
@@ -232,6 +261,7 @@ impl GatewayKey {
             key: self,
             stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::Gateway),
             is_shared: self.is_shared(),
+            has_served: Cell::new(false),
         };
         let mut chains = Chains::default();
         builder.add_chains(&mut chains);
@@ -281,11 +311,16 @@ impl ListenerBuilder<'_> {
             remainder != Remainder::Nothing
         };
         let unnamed = name::delimited_stat(&["outbound_", &self.key.name()].concat());
-        let (mut https, mut sockets) = (None, None);
+        let (mut https, mut denying, mut sockets) = (None, None, None);
         for chain in &self.key.chains {
             match chain {
-                ServerChain::Http { route, protocol } => {
-                    let filters = self.http_filters(&self.manager(*protocol), route, &unnamed, true);
+                ServerChain::Http { route, protocol, place } => {
+                    let mut manager = self.manager(*protocol);
+                    let exceeds = self.exceeds_limit(route, manager.size(), *place);
+                    if exceeds {
+                        manager = self.denying_manager(*protocol);
+                    }
+                    let filters = self.http_filters(&manager, route, &unnamed, !exceeds);
                     let chain = Chain {
                         filters,
                         ..Default::default()
@@ -298,34 +333,56 @@ impl ListenerBuilder<'_> {
                     server,
                     sni,
                     accepts_untrusted,
+                    place,
                 } => {
-                    let manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
+                    let mut manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
+                    let exceeds = self.exceeds_limit(gateway, manager.size(), *place);
+                    if exceeds {
+                        manager = denying.get_or_insert_with(|| self.denying_manager(Protocol::Https));
+                    }
                     let stat_prefix = if server.name.is_empty() { &unnamed } else { &server.name };
                     let chain = Chain {
                         sni: sni.iter().map(|name| name.as_str().to_owned()).collect(),
-                        filters: self.http_filters(manager, route, stat_prefix, !extended),
+                        filters: self.http_filters(manager, route, stat_prefix, !extended && !exceeds),
                         transport_socket: self.known_socket(&mut sockets, server, *accepts_untrusted),
                         ..Default::default()
                     };
-                    extended |= add(gateway, chain);
+                    extended |= add(gateway, chain) && !exceeds;
                 }
-                ServerChain::Tcp(server) => {
-                    if let Some(chain) = self.tcp_chain(server) {
+                ServerChain::Tcp { server, place } => {
+                    if let Some(chain) = self.tcp_chain(server, *place) {
                         add(&server.gateway, chain);
                     }
                 }
-                ServerChain::Passthrough(server) => {
-                    for chain in self.passthrough_chains(server, &mut passed_on) {
+                ServerChain::Passthrough { server, places } => {
+                    for chain in self.passthrough_chains(server, places, &mut passed_on) {
                         add(&server.gateway, chain);
                     }
                 }
-                ServerChain::AutoPassthrough { gateway, services } => {
-                    for chain in self.auto_passthrough_chains(services) {
+                ServerChain::AutoPassthrough {
+                    gateway,
+                    services,
+                    place,
+                } => {
+                    for chain in self.auto_passthrough_chains(gateway, services, *place) {
                         add(gateway, chain);
                     }
                 }
             }
         }
+    }
+
+    /// Returns true, with a note, if the chains of a namespace up to this place would repeat too much. Such a chain
+    /// denies all traffic: without it, connections might match the chain of a wildcard.
+    fn exceeds_limit(&self, object: &str, size: usize, place: usize) -> bool {
+        let exceeds = size > SMALL_CHAIN && chain_limit::is_too_large(size, place);
+        if exceeds {
+            let detail = format!("{object}: {size} bytes in each of up to {place} filter chains");
+            self.stack.note(output_limit::CODE, detail);
+        } else {
+            self.has_served.set(true);
+        }
+        exceeds
     }
 
     /// Returns the filters of an HTTP chain; `first` is true for the first chain of its kind.
@@ -343,6 +400,16 @@ impl ListenerBuilder<'_> {
 
     /// Returns the connection manager of all chains of a protocol.
     fn manager(&self, protocol: Protocol) -> ManagerTemplate {
+        ManagerTemplate::of(&self.stack, &self.http_connection(protocol))
+    }
+
+    /// Returns the connection manager of chains that deny every request.
+    fn denying_manager(&self, protocol: Protocol) -> ManagerTemplate {
+        ManagerTemplate::denying(&self.stack, &self.http_connection(protocol))
+    }
+
+    /// Returns the inputs of the connection manager.
+    fn http_connection(&self, protocol: Protocol) -> HttpConnection {
         let routes = HttpRoutes::Rds(String::new());
         let mut http = HttpConnection::new(String::new(), routes, protocol, self.key.port);
         let client = &self.key.client;
@@ -368,7 +435,7 @@ impl ListenerBuilder<'_> {
         http.use_remote_address = true;
         http.mesh_only_exchange = client.filters.exchanges_in_mesh_only();
         http.http3 = self.key.transport == Transport::Quic;
-        ManagerTemplate::of(&self.stack, &http)
+        http
     }
 
     /// Returns the TLS termination of a server, or the previous one if the settings are equal.
@@ -431,7 +498,12 @@ impl ListenerBuilder<'_> {
             },
             connection_balance_config: (key.client.exact_balance && !is_udp).then(exact_balance),
             max_connections_to_accept_per_socket_event: max_connections_per_event(features),
-            access_log: self.stack.access_logs(LogPosition::Listener),
+            // There may be as many listeners as chains.
+            access_log: if self.has_served.get() {
+                self.stack.access_logs(LogPosition::Listener)
+            } else {
+                Vec::new()
+            },
             ..Default::default()
         };
         if is_udp {

@@ -25,6 +25,19 @@ impl ManagerTemplate {
         }
     }
 
+    /// Returns the template of one that denies every request, with nothing that objects of users add.
+    pub fn denying(stack: &FilterStack, http: &HttpConnection) -> Self {
+        Self {
+            common: stack.denying_manager(http),
+            denied: true,
+        }
+    }
+
+    /// Returns its size without prefix and route name.
+    pub fn size(&self) -> usize {
+        self.common.value.len()
+    }
+
     /// Adds the network filter with this prefix and route name.
     pub fn add(&self, filters: &mut NetworkFilters, stat_prefix: &str, route: &str) {
         let routes = HttpRoutes::Rds(route.to_owned());

@@ -25,6 +25,8 @@ use crate::{
 const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
 /// The maximum number of VirtualServices beyond a limit whose routes a server refuses. There may be thousands of both.
 const MAX_REFUSALS: usize = 16;
+/// The place of the first chains of a namespace.
+const FIRST_PLACE: usize = 4;
 
 /// Listeners while chains are added.
 #[derive(Default)]
@@ -42,8 +44,41 @@ struct RoutesOfGateway<'m> {
     by_host: HostsByEnd<Vec<usize>>,
 }
 
-/// The VirtualServices of each Gateway with TCP servers.
-type RoutesByGateway<'m> = BTreeMap<SmolStr, RoutesOfGateway<'m>>;
+/// What the servers listed so far have in common.
+#[derive(Default)]
+struct Listed<'m> {
+    /// The VirtualServices of each Gateway with TCP servers.
+    routes: BTreeMap<SmolStr, RoutesOfGateway<'m>>,
+    counts: ChainCounts,
+}
+
+/// The number of filter chains of each namespace so far, in all listeners.
+#[derive(Default)]
+struct ChainCounts(BTreeMap<SmolStr, usize>);
+
+impl ChainCounts {
+    /// Counts chains of a namespace, and returns the place of the last one.
+    fn place(&mut self, namespace: &str, chains: usize) -> usize {
+        let count = self.0.entry(SmolStr::new(namespace)).or_default();
+        *count = count.saturating_add(chains);
+        (*count).max(FIRST_PLACE).next_power_of_two()
+    }
+
+    /// Counts the chain of plaintext HTTP servers for the namespace with the fewest chains: any tenant may open a port,
+    /// whose other servers must not suffer from its limit.
+    fn shared_place<'s>(&mut self, servers: impl Iterator<Item = &'s GatewayServer>) -> usize {
+        let namespaces: BTreeSet<&str> = servers.map(|server| namespace_of(&server.gateway)).collect();
+        let fewest = namespaces
+            .into_iter()
+            .min_by_key(|namespace| self.0.get(*namespace).copied());
+        self.place(fewest.unwrap_or_default(), 1)
+    }
+}
+
+/// Returns the namespace of a Gateway (`namespace/name`).
+fn namespace_of(gateway: &str) -> &str {
+    gateway.split_once('/').map_or("", |(namespace, _)| namespace)
+}
 
 impl<'m> RoutesOfGateway<'m> {
     fn of(ctx: &BuildContext<'m>, client: &Namespace, gateway: &str) -> Self {
@@ -94,7 +129,7 @@ impl GatewayPart {
         let merged = self.gateways.merged(ctx);
         let scope = ctx.tcp_scope(&self.scope);
         let mut listeners = Listeners::default();
-        let mut routes = RoutesByGateway::new();
+        let mut listed = Listed::default();
         for (port, servers) in &merged.ports {
             if self.client.unprivileged && port.number < FIRST_UNPRIVILEGED_PORT {
                 continue;
@@ -103,11 +138,11 @@ impl GatewayPart {
             if self.client.is_east_west && port.number == HBONE_PORT {
                 continue;
             }
-            let chains = self.tcp_server_chains(ctx, &scope, &merged, port, servers, &mut routes);
+            let chains = self.tcp_server_chains(ctx, &scope, &merged, port, servers, &mut listed);
             self.add(ctx, &mut listeners, port, Transport::Tcp, chains);
-            let quic = servers.quic.iter().map(|index| https_chain(&merged.servers[*index]));
-            let quic: Vec<_> = quic.collect();
-            if !quic.is_empty() && !self.client.is_east_west {
+            if !servers.quic.is_empty() && !self.client.is_east_west {
+                let quic = servers.quic.iter().map(|index| &merged.servers[*index]);
+                let quic = quic.map(|server| https_chain(server, &mut listed.counts)).collect();
                 self.add(ctx, &mut listeners, port, Transport::Quic, quic);
             }
         }
@@ -165,30 +200,51 @@ impl GatewayPart {
         merged: &MergedGateway,
         port: &ServerPort,
         servers: &PortServers,
-        routes: &mut RoutesByGateway<'m>,
+        listed: &mut Listed<'m>,
     ) -> Vec<ServerChain> {
         let protocol = Protocol::parse(&port.protocol);
         // Parity (pilot/pkg/networking/core/listener_waypoint.go): a gateway between networks reads no requests.
         let reads_requests = !self.client.is_east_west;
+        let route = &servers.route;
+        let servers = servers.servers.iter().map(|index| &merged.servers[*index]);
         if protocol.is_http() && reads_requests {
             return vec![ServerChain::Http {
-                route: servers.route.clone(),
+                route: route.clone(),
                 protocol,
+                place: listed.counts.shared_place(servers),
             }];
         }
-        let servers = servers.servers.iter().map(|index| &merged.servers[*index]);
         servers
             .map(|server| {
                 if server.terminates_https() && reads_requests {
-                    return https_chain(server);
+                    return https_chain(server, &mut listed.counts);
                 }
                 match server.tls().map(ServerTlsSettings::mode) {
-                    Some(TlSmode::AutoPassthrough) => ServerChain::AutoPassthrough {
-                        gateway: server.gateway.clone(),
-                        services: reachable(ctx, scope, server),
+                    Some(TlSmode::AutoPassthrough) => {
+                        let services = reachable(ctx, scope, server);
+                        ServerChain::AutoPassthrough {
+                            gateway: server.gateway.clone(),
+                            place: listed.counts.place(namespace_of(&server.gateway), services.len()),
+                            services,
+                        }
+                    }
+                    Some(TlSmode::Passthrough) => {
+                        let server = self.tcp_server(ctx, scope, server, listed);
+                        let keys = server.routes.iter().map(|binding| &binding.virtual_service);
+                        let places = keys.map(|key| {
+                            let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key);
+                            let chains = summary.map_or(0, |summary| summary.tls_matches);
+                            listed.counts.place(key.namespace.as_str(), chains)
+                        });
+                        ServerChain::Passthrough {
+                            places: places.collect(),
+                            server,
+                        }
+                    }
+                    _ => ServerChain::Tcp {
+                        server: self.tcp_server(ctx, scope, server, listed),
+                        place: listed.counts.place(namespace_of(&server.gateway), 1),
                     },
-                    Some(TlSmode::Passthrough) => ServerChain::Passthrough(self.tcp_server(ctx, scope, server, routes)),
-                    _ => ServerChain::Tcp(self.tcp_server(ctx, scope, server, routes)),
                 }
             })
             .collect()
@@ -199,11 +255,12 @@ impl GatewayPart {
         ctx: &BuildContext<'m>,
         scope: &SidecarScope,
         server: &GatewayServer,
-        routes: &mut RoutesByGateway<'m>,
+        listed: &mut Listed<'m>,
     ) -> TcpServer {
         let gateway = &server.gateway;
         let namespace = &self.client.filters.namespace;
-        let of_gateway = routes
+        let of_gateway = listed
+            .routes
             .entry(gateway.clone())
             .or_insert_with(|| RoutesOfGateway::of(ctx, namespace, gateway));
         let bindings = of_gateway.of_server(ctx, server).into_iter();
@@ -222,13 +279,14 @@ impl GatewayPart {
     }
 }
 
-fn https_chain(server: &GatewayServer) -> ServerChain {
+fn https_chain(server: &GatewayServer, counts: &mut ChainCounts) -> ServerChain {
     ServerChain::Https {
         gateway: server.gateway.clone(),
         route: server.route.clone(),
         server: server.spec.clone(),
         sni: server.sni.clone(),
         accepts_untrusted: server.accepts_untrusted,
+        place: counts.place(namespace_of(&server.gateway), 1),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Gateway chains that do not terminate HTTP: TCP routes, TLS routes by server name, and AUTO_PASSTHROUGH.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::{SmolStr, StrExt};
 
@@ -9,7 +9,7 @@ use crate::{
     generate::{
         filter::{
             chain_fields::NetworkFilters,
-            tcp::{TcpChain, TcpClusters, TcpUpstream},
+            tcp::{TcpChain, TcpClusters, TcpUpstream, add_black_hole},
         },
         listener::filter_chain::Chain,
         name::{self, ClusterMode},
@@ -51,11 +51,14 @@ impl TakenNames {
 
 impl ListenerBuilder<'_> {
     /// Returns the chain of a server with a TCP route; `None` without a route.
-    pub(super) fn tcp_chain(&self, server: &TcpServer) -> Option<Chain> {
+    pub(super) fn tcp_chain(&self, server: &TcpServer, place: usize) -> Option<Chain> {
         let filters = server.routes.iter().find_map(|binding| {
             let ctx = &self.stack.ctx;
             let declared = ctx.mesh.virtual_services.get(ctx.cx, &binding.virtual_service)?;
             let route = terminating_route(server, declared)?;
+            if self.exceeds_limit(&server.gateway, self.route_size(server), place) {
+                return Some(closed());
+            }
             Some(self.route_filters(server, declared, &self.targets(&binding.targets), route))
         });
         let is_tls = server.spec.tls.is_some();
@@ -71,15 +74,22 @@ impl ListenerBuilder<'_> {
         })
     }
 
-    /// Returns a chain for each match of a TLS route.
-    pub(super) fn passthrough_chains(&self, server: &TcpServer, taken: &mut TakenNames) -> Vec<Chain> {
+    /// Returns a chain for each match of a TLS route. `places` are those of the server's VirtualServices.
+    pub(super) fn passthrough_chains(
+        &self,
+        server: &TcpServer,
+        places: &[usize],
+        taken: &mut TakenNames,
+    ) -> Vec<Chain> {
         let mut chains = Vec::new();
-        for binding in &server.routes {
+        for (binding, place) in server.routes.iter().zip(places) {
             let ctx = &self.stack.ctx;
             let Some(declared) = ctx.mesh.virtual_services.get(ctx.cx, &binding.virtual_service) else {
                 continue;
             };
             let targets = self.targets(&binding.targets);
+            let object = binding.virtual_service.to_string();
+            let exceeds = !declared.tls.is_empty() && self.exceeds_limit(&object, self.route_size(server), *place);
             for route in &declared.tls {
                 for condition in &route.r#match {
                     if !applies(server, condition.port, &condition.gateways) {
@@ -91,7 +101,11 @@ impl ListenerBuilder<'_> {
                     }
                     chains.push(Chain {
                         sni: condition.sni_hosts.clone(),
-                        filters: self.route_filters(server, declared, &targets, &route.route),
+                        filters: if exceeds {
+                            closed()
+                        } else {
+                            self.route_filters(server, declared, &targets, &route.route)
+                        },
                         ..Default::default()
                     });
                 }
@@ -101,9 +115,15 @@ impl ListenerBuilder<'_> {
     }
 
     /// Returns a chain for each port and subset of each service, to the cluster with the name of the SNI.
-    pub(super) fn auto_passthrough_chains(&self, services: &[ScopedService]) -> Vec<Chain> {
+    pub(super) fn auto_passthrough_chains(
+        &self,
+        gateway: &str,
+        services: &[ScopedService],
+        place: usize,
+    ) -> Vec<Chain> {
         let ctx = &self.stack.ctx;
         let client = &self.key.client;
+        let mut sizes: BTreeMap<u32, usize> = BTreeMap::new();
         let mut chains = Vec::new();
         for service in services.iter().filter_map(|service| ctx.scoped(service)) {
             let namespace = &client.filters.namespace;
@@ -111,9 +131,22 @@ impl ListenerBuilder<'_> {
             let rule = rule.as_deref();
             let host = &service.key.hostname;
             for port in service.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+                let size = sizes.entry(port.number);
+                let size = *size.or_insert_with(|| self.stack.repeated_tcp_size(port.number, true));
                 let subsets = rule.into_iter().flat_map(traffic_policy::subset_names);
                 for subset in std::iter::once("").chain(subsets) {
                     let cluster = name::sni_cluster(port.number, subset, host);
+                    // The place counts services, which may have several ports and subsets.
+                    let so_far = chains.len().next_power_of_two().max(place);
+                    if self.exceeds_limit(gateway, size, so_far) {
+                        chains.push(Chain {
+                            sni: vec![cluster],
+                            alpns: MESH_ALPNS,
+                            filters: closed(),
+                            ..Default::default()
+                        });
+                        continue;
+                    }
                     let pattern = &self.stack.mesh.outbound_cluster_stat_name;
                     let stat_prefix = if pattern.is_empty() {
                         cluster.clone()
@@ -144,6 +177,12 @@ impl ListenerBuilder<'_> {
             }
         }
         chains
+    }
+
+    /// Returns the size of what the chains of a server's routes repeat.
+    fn route_size(&self, server: &TcpServer) -> usize {
+        let port = server.spec.port.as_ref().map_or(0, |port| port.number);
+        self.stack.repeated_tcp_size(port, false)
     }
 
     fn targets(&self, targets: &[destination::Target]) -> TargetMap {
@@ -215,6 +254,13 @@ impl ListenerBuilder<'_> {
         };
         self.stack.tcp_chain(chain, port.protocol, &upstream)
     }
+}
+
+/// Returns filters that close every connection.
+fn closed() -> NetworkFilters {
+    let mut filters = NetworkFilters::new();
+    add_black_hole(&mut filters);
+    filters
 }
 
 /// Returns the destinations of a server that terminates TLS: those of the first TCP route that applies. Gateway API

@@ -201,6 +201,66 @@ fn r21_filters_that_are_too_large_for_all_chains_deny_everything() {
     assert!(!is_noted(&few_ports));
 }
 
+/// Each server with TLS repeats the filters of a gateway. One tenant's servers must not deny those of others.
+#[test]
+fn r21_servers_beyond_the_limit_of_their_namespace_deny_everything() {
+    let server = |port: u32, protocol: &str, host: &str| {
+        format!(
+            "  - {{port: {{number: {port}, name: p{port}, protocol: {protocol}}}, hosts: [{host}], \
+             tls: {{mode: SIMPLE, credentialName: c}}}}\n"
+        )
+    };
+    let gateway = |namespace: &str, day: u32, servers: &str| {
+        let meta = format!("{{name: g, namespace: {namespace}, creationTimestamp: '2024-01-0{day}T00:00:00Z'}}");
+        let spec = format!("spec:\n  selector: {{istio: edge}}\n  servers:\n{servers}");
+        format!("apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {meta}\n{spec}---\n")
+    };
+    let fixture = |others: usize| {
+        // Servers without routes have no chains, but count.
+        let mut servers: Vec<String> = (0..others)
+            .map(|number| server(8443, "TLS", &format!("h{number}.com")))
+            .collect();
+        servers.push(server(443, "HTTPS", "one.com"));
+        let policy = denying(20_000).replace("{name: d}", "{name: d, namespace: edge}");
+        let config = [
+            policy,
+            gateway("one", 1, &servers.concat()),
+            gateway("two", 2, &server(443, "HTTPS", "two.com")),
+        ]
+        .concat();
+        let metadata = json!({"SERVICE_ACCOUNT": "edge", "LABELS": {"istio": "edge"}});
+        let router = fixture::client("router~10.1.0.7~edge.edge~edge.svc.cluster.local", &metadata);
+        let files = [("kube.yaml", WORKLOAD), ("config.yaml", config.as_str())];
+        Fixture::new("", &files, vec![router])
+    };
+    // The names of chains, and whether each serves requests.
+    let chains = |fixture: &Fixture| -> Vec<(Value, bool)> {
+        let listener = fixture.get("0.0.0.0_443");
+        let chains = listener["filterChains"].as_array().expect("chains").iter();
+        let served = |chain: &Value| {
+            assert!(chain["transportSocket"].is_object(), "{chain}");
+            let manager = connection_manager(&chain["filters"]).expect("a connection manager");
+            let served = manager["rds"].is_object();
+            assert_eq!(manager.to_string().contains("rbac.v3"), served);
+            let route = &manager["routeConfig"]["virtualHosts"][0]["routes"][0];
+            assert_eq!(route["directResponse"]["status"] == 403, !served);
+            (chain["filterChainMatch"]["serverNames"][0].clone(), served)
+        };
+        chains.map(served).collect()
+    };
+    let noted = |fixture: &Fixture| {
+        let notes = fixture.store.notes();
+        let mut limits = notes.iter().filter(|note| note.code == "OutputLimitExceeded");
+        limits.any(|note| note.detail.starts_with("one/g: "))
+    };
+    let many = fixture(600);
+    assert_eq!(chains(&many), [(json!("one.com"), false), (json!("two.com"), true)]);
+    assert!(noted(&many));
+    let few = fixture(60);
+    assert_eq!(chains(&few), [(json!("one.com"), true), (json!("two.com"), true)]);
+    assert!(!noted(&few));
+}
+
 /// The keys that the filter of every inbound chain checks tokens with.
 fn token_keys(virtual_inbound: &Value) -> Vec<String> {
     let filters = virtual_inbound["filterChains"].as_array().expect("chains").iter();
