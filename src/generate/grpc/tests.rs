@@ -696,6 +696,49 @@ spec: {hosts: [bar.example.com], resolution: STATIC, ports: [{number: 80, name: 
 }
 
 #[test]
+fn r21_routes_of_many_hosts_apply_if_one_service_has_the_port() {
+    let host = |number: usize| format!("h{number}.example.org");
+    let entry = |number: usize, port: u32| {
+        let spec = format!(
+            "{{hosts: [{}], resolution: STATIC, ports: [{{number: {port}, name: http, protocol: HTTP}}]}}",
+            host(number)
+        );
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: e{number}}}\nspec: {spec}\n---\n"
+        )
+    };
+    let entries: String = (0..20)
+        .map(|number| entry(number, 81))
+        .chain([entry(20, 7070)])
+        .collect();
+    let hosts: Vec<String> = (0..40).map(host).collect();
+    let virtual_service = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: many}
+spec:
+  hosts: [HOSTS]
+  http: [{route: [{destination: {host: echo, port: {number: 80}}}]}]
+";
+    let config = entries + &virtual_service.replace("HOSTS", &hosts.join(", "));
+    let domains = |port: u32, number: usize| {
+        let routes = routes(&config, &format!("outbound|{port}||{}", host(number)));
+        let hosts = routes["virtualHosts"].as_array().cloned().unwrap_or_default();
+        assert!(hosts.len() <= 1, "{hosts:?}");
+        let first = hosts.first().map(|host| host["domains"][0].clone());
+        let routed = hosts.first().map(|host| &host["routes"][0]["route"]["cluster"]);
+        assert!(routed.is_none_or(|cluster| *cluster == "outbound|80||echo.default.svc.cluster.local"));
+        first
+    };
+    // A service, hosts that only the VirtualService has, and services without the port.
+    for (port, number) in [(81, 19), (7070, 20), (7070, 39), (81, 39), (7070, 0), (80, 39)] {
+        assert_eq!(domains(port, number), Some(json!(host(number))), "{port} {number}");
+    }
+    assert_eq!(domains(9090, 39), None);
+    assert_eq!(domains(9090, 20), None);
+}
+
+#[test]
 fn full_names_take_precedence_over_short_ones() {
     let service = "
 apiVersion: networking.istio.io/v1

@@ -245,6 +245,12 @@ impl RdsScope {
     }
 }
 
+/// Returns true if an egress listener routes to all services and ports.
+pub(super) fn is_http_proxy(egress: &EgressListener) -> bool {
+    let declared = egress.port.as_ref();
+    declared.is_some_and(|declared| Protocol::parse(&declared.protocol) == Protocol::HttpProxy)
+}
+
 fn number_name(port: u32) -> SmolStr {
     SmolStr::new(itoa::Buffer::new().format(port))
 }
@@ -412,7 +418,7 @@ impl<'v> RelatedHosts<'v> {
 struct VisibleVirtualService<'a> {
     key: &'a ObjectKey,
     summary: &'a Shared<VirtualServiceSummary>,
-    /// Hosts in lower case.
+    /// Hosts that matter in the view, in lower case.
     hosts: Vec<Hostname>,
     /// The services that each host overlaps.
     overlapping: Vec<Vec<ServiceIndex>>,
@@ -434,16 +440,18 @@ impl<'a> EgressView<'a> {
             });
             hosts[index].add(listed.member);
         }
-        Self::narrowed(ctx, scope, egress, hosts, egress.virtual_services.iter(), None)
+        let virtual_services = egress.virtual_services.iter().map(|key| (key, None));
+        Self::narrowed(ctx, scope, egress, hosts, virtual_services, None)
     }
 
-    /// Returns a view of some services and VirtualServices. `others` resolves the rest where it matters.
+    /// Returns a view of some services, and of some VirtualServices with those of their hosts that matter, in lower
+    /// case; `None` means all. `others` resolves the rest where it matters.
     pub(super) fn narrowed(
         ctx: &BuildContext<'a>,
         scope: &'a SidecarScope,
         egress: &'a EgressListener,
         hosts: Vec<VisibleHost<'a>>,
-        virtual_services: impl Iterator<Item = &'a ObjectKey>,
+        virtual_services: impl Iterator<Item = (&'a ObjectKey, Option<Vec<Hostname>>)>,
         others: Option<OmittedServices<'a>>,
     ) -> Self {
         let by_host: BTreeMap<_, _> = hosts
@@ -452,10 +460,11 @@ impl<'a> EgressView<'a> {
             .map(|(position, host)| (lower_case(&host.row.key.hostname), ServiceIndex(position)))
             .collect();
         let relations = RelatedHosts::of(&hosts, &by_host);
-        let rows = virtual_services.filter_map(|key| Some((key, ctx.mesh.virtual_service_summaries.get(ctx.cx, key)?)));
-        let virtual_services: Vec<_> = rows
-            .map(|(key, summary)| VisibleVirtualService::of(key, summary, &relations))
-            .collect();
+        let visible = |(key, hosts)| {
+            let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key)?;
+            Some(VisibleVirtualService::of(key, summary, hosts, &relations))
+        };
+        let virtual_services: Vec<_> = virtual_services.filter_map(visible).collect();
         let mut by_port: BTreeMap<u32, BTreeSet<VirtualServiceIndex>> = BTreeMap::new();
         let mut by_service = vec![Vec::new(); hosts.len()];
         for (position, declared) in virtual_services.iter().enumerate() {
@@ -501,9 +510,8 @@ impl<'a> EgressView<'a> {
         services.map(|(position, service)| (ServiceIndex(position), &service.host))
     }
 
-    pub(super) fn is_http_proxy(&self) -> bool {
-        let declared = self.egress.port.as_ref();
-        declared.is_some_and(|declared| Protocol::parse(&declared.protocol) == Protocol::HttpProxy)
+    fn is_http_proxy(&self) -> bool {
+        is_http_proxy(self.egress)
     }
 
     fn has_port(&self, index: ServiceIndex, port: u32) -> bool {
@@ -721,12 +729,14 @@ impl<'a> EgressView<'a> {
 }
 
 impl<'a> VisibleVirtualService<'a> {
-    fn of(key: &'a ObjectKey, summary: &'a Shared<VirtualServiceSummary>, services: &RelatedHosts) -> Self {
-        let hosts: Vec<Hostname> = summary
-            .hosts
-            .iter()
-            .map(|host| Hostname::from(lower_case(host)))
-            .collect();
+    fn of(
+        key: &'a ObjectKey,
+        summary: &'a Shared<VirtualServiceSummary>,
+        hosts: Option<Vec<Hostname>>,
+        services: &RelatedHosts,
+    ) -> Self {
+        let all = summary.hosts.iter().map(|host| Hostname::from(lower_case(host)));
+        let hosts = hosts.unwrap_or_else(|| all.collect());
         let overlapping = hosts.iter().map(|name| services.overlapping(name)).collect();
         Self {
             key,

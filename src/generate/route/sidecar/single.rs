@@ -4,17 +4,20 @@
 //! VirtualServices that may concern the host are read. Note: the others still count if a destination refers to them, or
 //! if a full name takes precedence over a short one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use super::{
     Binding, BindingPool, RouteConfigProxyView, ServiceNames, SidecarRoutes,
-    domains::{self, NameSpace, PortForms},
-    listing::{EgressView, OmittedServices},
+    domains::{self, NameSpace, PortForms, lower_case},
+    listing::{EgressView, OmittedServices, is_http_proxy},
     visible_host::VisibleHost,
 };
 use crate::{
     base::{
-        Hashed, Hostname, ObjectKey, Shared, SmolStr,
+        Hashed, Hostname, Namespace, ObjectKey, Shared, SmolStr,
         host::{self, HostsByEnd},
     },
     generate::{BuildContext, name::ClusterName, patch::route::RoutePatches, requested::has_room},
@@ -22,6 +25,7 @@ use crate::{
         Service, ServiceKey, SidecarScope,
         service::Resolution,
         sidecar_scope::{AliasFilters, EgressListener},
+        virtual_service::VirtualServiceSummary,
     },
 };
 
@@ -122,10 +126,66 @@ struct HostIndex<'a> {
     by_host: BTreeMap<String, &'a ServiceKey>,
     /// Services by the end of their hosts, if a VirtualService has a wildcard.
     by_end: HostsByEnd<Vec<&'a ServiceKey>>,
-    /// Positions of the VirtualServices that name a host, by the host in lower case.
-    by_route_host: BTreeMap<String, BTreeSet<usize>>,
-    /// Hosts of each VirtualService in lower case.
-    route_hosts: Vec<Vec<String>>,
+    /// Hosts of VirtualServices in lower case.
+    declared: BTreeSet<SmolStr>,
+    /// Positions of the VirtualServices by the ends of their hosts.
+    by_route_host: HostsByEnd<Vec<usize>>,
+    /// Hosts of each VirtualService.
+    route_hosts: Vec<RouteHosts>,
+}
+
+/// The hosts of a VirtualService. These and the requested names may both be thousands.
+#[derive(Default)]
+struct RouteHosts {
+    /// In lower case, in order.
+    names: Vec<SmolStr>,
+    /// Their positions by their ends, found on first use.
+    by_end: OnceCell<HostsByEnd<Vec<usize>>>,
+    /// Namespace of the VirtualService.
+    namespace: Namespace,
+    /// Services that decide where it applies, found on first use.
+    deciding: OnceCell<DecidingServices>,
+}
+
+/// The services of a VirtualService's hosts that decide whether it applies to all of its hosts on a port.
+#[derive(Default)]
+struct DecidingServices {
+    /// One service of each kind, of hosts without wildcards, by port; port 0 is any port.
+    by_port: BTreeMap<u32, FirstServices>,
+    /// Services whose hosts are wildcards.
+    wildcards: Vec<SmolStr>,
+}
+
+/// The first service of a kind with a port, by its host in lower case.
+#[derive(Default)]
+struct FirstServices {
+    /// Any service: it counts for routes of the client's namespace.
+    any: Option<SmolStr>,
+    /// One with HTTP routes on the port.
+    routed: Option<SmolStr>,
+    /// One of the VirtualService's namespace.
+    own: Option<SmolStr>,
+}
+
+impl RouteHosts {
+    fn of(summary: &VirtualServiceSummary) -> Self {
+        Self {
+            names: summary.hosts.iter().map(lower_case).collect(),
+            namespace: summary.meta.namespace().clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Returns its hosts that overlap some of these names, in order.
+    fn overlapping(&self, names: &[&str]) -> Vec<Hostname> {
+        let all = self.names.iter().enumerate();
+        let all = all.map(|(place, name)| (name.as_str(), place));
+        let by_end = self.by_end.get_or_init(|| HostsByEnd::of(all));
+        let places = names.iter().flat_map(|name| by_end.overlapping(name));
+        let places: BTreeSet<usize> = places.collect();
+        let names = places.into_iter().map(|place| self.names[place].clone());
+        names.map(Hostname::from).collect()
+    }
 }
 
 impl<'a> HostIndex<'a> {
@@ -136,22 +196,24 @@ impl<'a> HostIndex<'a> {
             .collect();
         let hosts_of = |key: &ObjectKey| {
             let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key);
-            let hosts = summary.iter().flat_map(|summary| &summary.hosts);
-            hosts.map(|host| host.to_ascii_lowercase()).collect()
+            summary.map(|summary| RouteHosts::of(summary)).unwrap_or_default()
         };
-        let route_hosts: Vec<Vec<String>> = egress.virtual_services.iter().map(hosts_of).collect();
-        let mut by_route_host: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+        let route_hosts: Vec<RouteHosts> = egress.virtual_services.iter().map(hosts_of).collect();
+        let mut declared: BTreeSet<SmolStr> = BTreeSet::new();
+        let mut by_route_host: HostsByEnd<Vec<usize>> = HostsByEnd::default();
         for (position, hosts) in route_hosts.iter().enumerate() {
-            for host in hosts {
-                by_route_host.entry(host.clone()).or_default().insert(position);
+            for host in &hosts.names {
+                declared.insert(host.clone());
+                by_route_host.add(host, position);
             }
         }
-        let has_wildcards = route_hosts.iter().flatten().any(|host| host::is_wildcard(host));
+        let has_wildcards = declared.iter().any(|host| host::is_wildcard(host));
         let by_end = has_wildcards.then(|| HostsByEnd::of(by_host.iter().map(|(host, key)| (host.as_str(), *key))));
         Self {
             egress,
             by_end: by_end.unwrap_or_default(),
             by_host,
+            declared,
             by_route_host,
             route_hosts,
         }
@@ -159,32 +221,34 @@ impl<'a> HostIndex<'a> {
 
     /// Returns true if a service or VirtualService has the host.
     fn declares(&self, host: &str) -> bool {
-        self.by_host.contains_key(host) || self.by_route_host.contains_key(host)
+        self.by_host.contains_key(host) || self.declared.contains(host)
     }
 
     /// Fills in the inputs of a route configuration, and returns the full names of other services that take precedence.
     fn fill(&self, routes: &mut SidecarRoutes, ctx: &BuildContext, scope: &SidecarScope, host: &str) -> Vec<SmolStr> {
         let mut hosts = self.related(ctx, &routes.client, host);
         let virtual_services = self.virtual_services_of(hosts.iter().copied().chain([host]));
+        if is_http_proxy(self.egress) {
+            routes.port = 0;
+        }
         // On ports other than 80, a VirtualService applies to all its hosts if it applies to one.
-        let direct = self.virtual_services_of([host].into_iter());
-        let related_hosts = direct.iter().flat_map(|position| &self.route_hosts[*position]);
-        hosts.extend(related_hosts.filter_map(|host| self.by_host.get_key_value(host).map(|(host, _)| host.as_str())));
+        for position in self.virtual_services_of([host].into_iter()) {
+            hosts.extend(self.deciding(ctx, position, routes.port));
+        }
+        let names: Vec<&str> = hosts.iter().copied().chain([host]).collect();
         let services = hosts.iter().filter_map(|host| ctx.service(self.by_host.get(*host)?));
         let services: Vec<&Shared<Service>> = services.collect();
         let visible = services.iter().map(|row| VisibleHost::of(row, self.egress)).collect();
-        let keys = virtual_services
-            .iter()
-            .map(|position| &self.egress.virtual_services[*position]);
+        let keys = virtual_services.iter().map(|position| {
+            let relevant = self.route_hosts[*position].overlapping(&names);
+            (&self.egress.virtual_services[*position], Some(relevant))
+        });
         let others = OmittedServices {
             ctx: *ctx,
             by_host: &self.by_host,
             by_end: &self.by_end,
         };
         let visible = EgressView::narrowed(ctx, scope, self.egress, visible, keys, Some(others));
-        if visible.is_http_proxy() {
-            routes.port = 0;
-        }
         let client = &routes.client.routes;
         let (bindings, taken) = visible.bindings(routes.port, client);
         routes.services = Hashed::new(visible.default_hosts(routes.port, client, &taken));
@@ -240,18 +304,42 @@ impl<'a> HostIndex<'a> {
 
     /// Returns the VirtualServices that name one of these hosts, or a wildcard that covers one of them.
     fn virtual_services_of<'h>(&self, hosts: impl Iterator<Item = &'h str>) -> BTreeSet<usize> {
-        let mut positions = BTreeSet::new();
-        for host in hosts {
-            let range = if host::is_wildcard(host) {
-                self.by_route_host.range::<str, _>(..)
-            } else {
-                positions.extend(self.by_route_host.get(host).into_iter().flatten());
-                self.by_route_host.range("*".to_owned().."+".to_owned())
+        hosts.flat_map(|host| self.by_route_host.overlapping(host)).collect()
+    }
+
+    /// Returns the hosts of the services that decide whether a VirtualService applies to all its hosts on a port.
+    fn deciding(&self, ctx: &BuildContext, position: usize, port: u32) -> Vec<&str> {
+        let hosts = &self.route_hosts[position];
+        let found = hosts.deciding.get_or_init(|| self.find_deciding(ctx, hosts));
+        let first = found.by_port.get(&port).into_iter();
+        let first = first.flat_map(|first| [&first.any, &first.routed, &first.own]);
+        first.flatten().chain(&found.wildcards).map(SmolStr::as_str).collect()
+    }
+
+    fn find_deciding(&self, ctx: &BuildContext, hosts: &RouteHosts) -> DecidingServices {
+        let mut found = DecidingServices::default();
+        for name in &hosts.names {
+            let Some(row) = self.by_host.get(name.as_str()).and_then(|key| ctx.service(key)) else {
+                continue;
             };
-            let overlapping = range.filter(|(name, _)| host::overlaps(name, host));
-            positions.extend(overlapping.flat_map(|(_, positions)| positions));
+            if host::is_wildcard(name) {
+                found.wildcards.push(name.clone());
+                continue;
+            }
+            let service = VisibleHost::of(row, self.egress);
+            let ports: BTreeSet<u32> = service.ports().map(|(_, port)| port.number).chain([0]).collect();
+            for port in ports.into_iter().filter(|port| service.at(*port).is_some()) {
+                let first = found.by_port.entry(port).or_default();
+                first.any.get_or_insert_with(|| name.clone());
+                if service.is_routed(port) {
+                    first.routed.get_or_insert_with(|| name.clone());
+                }
+                if row.key.namespace == hosts.namespace {
+                    first.own.get_or_insert_with(|| name.clone());
+                }
+            }
         }
-        positions
+        found
     }
 
     fn conflicting_names(
