@@ -455,6 +455,8 @@ fn generate(files: FileDescriptorSet) -> Result<(), Error> {
         config.boxed(field);
     }
     config
+        // Only the compiler reads these 1.6 MB, and an unoptimised formatter takes seconds for them.
+        .format(false)
         .btree_map(["."])
         .bytes(["."])
         .disable_comments(["."])
