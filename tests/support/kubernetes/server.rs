@@ -111,12 +111,19 @@ impl Server {
         ]);
         let count = std::fs::read_dir(&self.folder).map_or(0, Iterator::count);
         let process = Process::start_bound(command, &self.folder.join(format!("kube-apiserver-{count}.log")));
+        // One client for all questions: each new one makes both sides shake hands. The server writes its certificate
+        // some time after it has started.
+        let mut client: Option<(String, super::Api)> = None;
         let ready = wait::until("a ready API server", START, || {
             if let Some(status) = process.ended() {
                 return Some(Err(format!("the API server exited: {status}")));
             }
             let authority = self.authority().ok()?;
-            let api = super::Api::new(&self.url(), &authority, ADMIN_TOKEN).ok()?;
+            if client.as_ref().is_none_or(|(known, _)| *known != authority) {
+                let api = super::Api::new(&self.url(), &authority, ADMIN_TOKEN).ok()?;
+                client = Some((authority, api));
+            }
+            let (_, api) = client.as_ref()?;
             api.text("/readyz").ok().map(|_| Ok(()))
         });
         ready
