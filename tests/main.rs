@@ -38,6 +38,17 @@ mod webhook;
 
 use std::process::ExitCode;
 
+use libtest_mimic::Trial;
+
+/// Tests that take long and leave a core free, or that exclude each other, in the order of their start. At the end of
+/// the run, nothing else would use that core.
+const WAITING: [&str; 4] = [
+    "bounds::r20_admitted_clients_do_not_harm_others",
+    "bounds::r3_slow_clients_do_not_delay_others",
+    "bounds::r3_slow_tls_clients_do_not_delay_others",
+    "bounds::r3_slow_page_clients_do_not_delay_others",
+];
+
 fn main() -> ExitCode {
     // `make graph`
     if std::env::args().any(|argument| argument == "--graph") {
@@ -50,7 +61,7 @@ fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(2 * cores);
     let _children = support::process::end_all_on_drop();
     support::process::end_all_on_signal();
-    let trials = [
+    let trials: Vec<Trial> = [
         tidy::trials(),
         golden::trials(),
         inject::trials(),
@@ -76,14 +87,26 @@ fn main() -> ExitCode {
         convert::trials(),
         e2e::trials(),
         accept::trials(),
-        fuzz::trials(),
         template::trials(),
         traces::trials(),
         webhook::trials(),
         bounds::trials(),
+        // Each takes a core for the same short time, so that all cores are in use until the end.
+        fuzz::trials(),
     ]
     .into_iter()
     .flatten()
     .collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    libtest_mimic::run(&arguments, spread(trials)).exit_code()
+}
+
+/// Moves the first of [`WAITING`] to the start, and the others to places between there and the end.
+fn spread(mut trials: Vec<Trial>) -> Vec<Trial> {
+    let distance = trials.len() / WAITING.len();
+    for (number, name) in WAITING.into_iter().enumerate() {
+        let position = trials.iter().position(|trial| trial.name() == name);
+        let trial = trials.remove(position.expect("WAITING has names of tests"));
+        trials.insert(number * distance, trial);
+    }
+    trials
 }
