@@ -13,11 +13,12 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use istiod::cli::render;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::Value;
 
 use crate::golden::folders;
-use crate::support::{daemon, project};
+use crate::support::project;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
@@ -137,23 +138,31 @@ const RANDOM: &str = "random";
 const FOUND: &str = "differences";
 
 /// Renders on all cores. Returns a line for each scenario that failed.
+///
+/// It calls what `istiod render` calls, because a process of its own would load the descriptors of all of Envoy's
+/// messages for each scenario. The golden cases run the command.
 fn render_all(root: &Path, scenarios: &[PathBuf], out: &Path) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
+    let render_some = || {
+        while let Some(scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let name = scenario.strip_prefix(root).expect("it was found below the root");
+            if let Err(error) = rendered(scenario, &out.join(name)) {
+                let line = format!("{}: {error}", name.display());
+                failures
+                    .lock()
+                    .expect("no thread panics while it holds the lock")
+                    .push(line);
+            }
+        }
+    };
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
-            scope.spawn(|| {
-                while let Some(scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let name = scenario.strip_prefix(root).expect("it was found below the root");
-                    if let Err(error) = daemon::render(scenario, &out.join(name)) {
-                        let line = format!("{}: {error}", name.display());
-                        failures
-                            .lock()
-                            .expect("no thread panics while it holds the lock")
-                            .push(line);
-                    }
-                }
-            });
+            // The stack that the command has.
+            let thread = std::thread::Builder::new().stack_size(8 << 20);
+            thread
+                .spawn_scoped(scope, render_some)
+                .expect("a thread can be started");
         }
     });
     let mut failures = failures
@@ -161,6 +170,17 @@ fn render_all(root: &Path, scenarios: &[PathBuf], out: &Path) -> Vec<String> {
         .expect("no thread panicked while it held the lock");
     failures.sort();
     failures
+}
+
+fn rendered(scenario: &Path, out: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
+    let report = std::panic::catch_unwind(|| render::render(scenario, out)).map_err(|_| "panic, see above")?;
+    let panics = report.map_err(|error| error.to_string())?.panics;
+    if panics.is_empty() {
+        Ok(())
+    } else {
+        Err(panics.join("\n"))
+    }
 }
 
 /// Compares one part of the expected output with the actual one.
