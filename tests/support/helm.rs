@@ -33,6 +33,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<String, String> {
     let mut helm = Command::new(binary().ok_or("no Helm")?);
     let home = project().join("target/integration/helm");
     helm.env_clear()
+        // Less frequent garbage collection saves a fifth of the CPU time of a rendering.
+        .env("GOGC", "400")
         .envs(["HOME", "HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, &home)))
         .current_dir(project().join("charts"))
         .args(arguments);

@@ -150,7 +150,7 @@ func installMesh(ctx context.Context, o *options, config *rest.Config) error {
 func helm(o *options, arguments ...string) error {
 	command := exec.Command(filepath.Join(o.tools, "bin/helm"), arguments...)
 	command.Dir = o.charts
-	command.Env = []string{"KUBECONFIG=" + kubeconfig(o), "PATH=" + os.Getenv("PATH")}
+	command.Env = []string{"KUBECONFIG=" + kubeconfig(o), "PATH=" + os.Getenv("PATH"), rareCollection}
 	for _, name := range []string{"HOME", "HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"} {
 		command.Env = append(command.Env, name+"="+filepath.Join(o.folder, "helm"))
 	}

@@ -86,8 +86,6 @@ impl Server {
         let key = file("certificates/apiserver.key");
         let mut command =
             bound(&binary("kube-apiserver").ok_or("kube-apiserver is missing; `make tools` installs it")?);
-        // Less frequent garbage collection saves a sixth of the CPU time of a start.
-        command.env("GOGC", "400");
         command.args([
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
             "--bind-address=127.0.0.1".to_owned(),
@@ -149,7 +147,8 @@ impl Server {
 fn bound(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
-    command.env_clear();
+    // Less frequent garbage collection saves a sixth of the CPU time of the API server's start.
+    command.env_clear().env("GOGC", "400");
     command
 }
 
