@@ -10,7 +10,6 @@ mod metrics;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed, Trial};
@@ -19,7 +18,7 @@ use serde_json::{Value, json};
 use crate::support::ads::AdsClient;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
-use crate::support::{http, missing, project, scratch, variable, wait};
+use crate::support::{go_run, http, missing, project, scratch, variable, wait};
 use facts::{Deviations, Facts};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -231,10 +230,10 @@ fn profiles_are_read_by_gos_pprof() -> Result<Completion, Failed> {
     let _sidecar = sidecar(&daemon)?;
     let profile = |page: &str, kind: &str| -> Result<Option<String>, String> {
         let address = format!("http://{}/debug/pprof/{page}", daemon.monitoring);
-        let mut command = Command::new("go");
+        // Go does not ship the binary of `go tool pprof`.
+        let mut command = go_run();
         command.args([
-            "tool",
-            "pprof",
+            "cmd/pprof",
             "-top",
             "-cum",
             "-nodefraction=0",
@@ -253,7 +252,7 @@ fn profiles_are_read_by_gos_pprof() -> Result<Completion, Failed> {
         if output.status.success() {
             return Ok(Some(text(&output.stdout)));
         }
-        Err(format!("go tool pprof of {page}: {}", text(&output.stderr)))
+        Err(format!("pprof of {page}: {}", text(&output.stderr)))
     };
     let Some(live) = profile("heap", "inuse_space")? else {
         return missing("Go is missing");

@@ -22,6 +22,7 @@ pub(crate) mod signer;
 pub(crate) mod wait;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libtest_mimic::{Completion, Failed};
@@ -61,6 +62,14 @@ pub(crate) fn sockets() -> PathBuf {
 )]
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// Returns `go run` with the flags of the Makefile, so that packages which `make tools` has compiled are not compiled
+/// again.
+pub(crate) fn go_run() -> Command {
+    let mut command = Command::new("go");
+    command.env("GOGC", "400").args(["run", "-gcflags=all=-dwarf=false"]);
+    command
 }
 
 /// Reports a missing component: the test counts as skipped, or as failed where `CI=true`.

@@ -1,12 +1,12 @@
 //! The cases: each renders as in Go, or has Go's error.
 
-use std::{collections::BTreeMap, process::Command, sync::OnceLock};
+use std::{collections::BTreeMap, sync::OnceLock};
 
 use istiod::template::{Functions, Host, Limits, MissingKey, Templates, builtin_functions, sprig_functions};
 use libtest_mimic::{Completion, Failed, Trial};
 
 use super::data::data;
-use crate::support::{missing, project};
+use crate::support::{go_run, missing, project};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -197,10 +197,7 @@ fn every_function_has_a_case() -> Result<(), Failed> {
 
 fn expected_results_are_current() -> Result<Completion, Failed> {
     let folder = project().join("tests/template");
-    let run = Command::new("go")
-        .args(["run", ".", "cases"])
-        .current_dir(&folder)
-        .output();
+    let run = go_run().args([".", "cases"]).current_dir(&folder).output();
     let output = match run {
         Ok(output) => output,
         Err(error) => return missing(&format!("Go is missing: {error}")),
