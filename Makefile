@@ -212,9 +212,11 @@ $(TOOLS)/conformance: tests/conformance/go.mod tests/conformance/go.sum $(wildca
 	  $(TOOLS)/gateway-api
 	touch $@
 
-# Without it, its test is skipped.
+# Without it, its test is skipped. Maven runs for seconds only, too short for the JVM's optimising compiler to save what
+# it costs.
 $(TOOLS)/eureka.jar: tests/eureka/pom.xml $(wildcard tests/eureka/src/main/java/eureka/*.java)
-	@mvn -q -B -f tests/eureka/pom.xml package && cp target/eureka/eureka.jar $@ \
+	@MAVEN_OPTS="-XX:TieredStopAtLevel=1 $${MAVEN_OPTS:-}" \
+	  mvn -q -B -f tests/eureka/pom.xml package && cp target/eureka/eureka.jar $@ \
 	  || echo 'Eureka is not built, so its test is skipped; it needs Maven, Java 17 and Maven Central' >&2
 
 # It needs many libraries, so that it is installed. Without root, its test is skipped, unless it is there.

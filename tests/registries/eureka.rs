@@ -42,7 +42,7 @@ impl Eureka {
     fn start(server: &Path, port: u16, log: &Path) -> Result<Eureka, String> {
         let mut command = Command::new("java");
         command
-            .args(["-Xmx192m", "-XX:TieredStopAtLevel=1", "-jar"])
+            .args(["-Xmx192m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-jar"])
             .arg(server);
         command
             .arg("--server.address=127.0.0.1")
