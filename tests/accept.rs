@@ -95,7 +95,9 @@ fn golden_networks() -> Result<Completion, Failed> {
         return missing(reason);
     }
     let list = ExpectedRejections::read()?;
-    for case in folders(&project().join("tests/golden/ambient")) {
+    let cases = folders(&project().join("tests/golden/ambient"));
+    assert!(!cases.is_empty(), "no cases");
+    for case in cases {
         check(&case, &format!("golden/{}", last(&case)), &list)?;
     }
     Ok(Completion::Completed)
@@ -113,6 +115,7 @@ fn accepted(group: &str) -> Result<Completion, Failed> {
     }
     let list = ExpectedRejections::read()?;
     let scenarios = folders(&set.join(group));
+    assert!(!scenarios.is_empty(), "no scenarios");
     let next = AtomicUsize::new(0);
     let wrong = Mutex::new(Vec::new());
     std::thread::scope(|scope| {

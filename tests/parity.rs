@@ -226,8 +226,9 @@ impl Share {
 
     #[expect(clippy::cast_precision_loss, reason = "a few thousand resources")]
     fn percent(self) -> f64 {
+        // A comparison of nothing must not pass.
         if self.all == 0 {
-            100.0
+            0.0
         } else {
             self.equal as f64 * 100.0 / self.all as f64
         }
