@@ -48,6 +48,7 @@ fn converted_as_istio_does() -> Result<Completion, Failed> {
     let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json"))?)?;
     let mut errors = Vec::new();
     let cases = cases.as_array().ok_or("cases.json is not a list")?;
+    assert!(!cases.is_empty(), "no cases");
     for case in cases {
         let text = |key: &str| std::fs::read_to_string(folder.join(case[key].as_str().unwrap_or_default()));
         let (found, wanted) = (

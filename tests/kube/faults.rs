@@ -111,6 +111,7 @@ fn watches_recover_from_broken_connections(name: &str) -> Result<(), Failed> {
     let node = tenant.sidecar(&json!({}));
     let proxy = AdsClient::connect(daemon.xds, &node);
     proxy.first()?;
+    let connected = fault_proxy.connections();
     let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &tenant.app, "web-a");
     let mut present = vec![false; PODS as usize];
     for churn in 0..CHURNS {
@@ -145,7 +146,9 @@ fn watches_recover_from_broken_connections(name: &str) -> Result<(), Failed> {
     let assignment = &expected[&(Type::Endpoints, tenant.outbound(80, "web"))];
     assert!(!ads::endpoints(assignment)?.is_empty(), "some endpoints must remain");
     proxy.until_same(&expected, TIMEOUT)?;
-    eprintln!("{} connections for {CHURNS} churns", fault_proxy.connections());
+    let recovered = fault_proxy.connections() - connected;
+    eprintln!("{recovered} connections for {CHURNS} churns");
+    assert!(recovered > 0, "the connections must have been broken");
     Ok(())
 }
 

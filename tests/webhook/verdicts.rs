@@ -54,6 +54,7 @@ fn equal_those_of_istios_webhook() -> Result<Completion, Failed> {
     let read = |name: &str| std::fs::read_to_string(set.join(name)).map_err(|error| format!("{name}: {error}"));
     let verdicts: Vec<Value> =
         serde_json::from_str(&read("webhook-verdicts.json")?).map_err(|error| error.to_string())?;
+    assert!(!verdicts.is_empty(), "no verdicts");
     let mut files = BTreeMap::new();
     let (mut equal, mut different) = (0, Vec::new());
     for want in &verdicts {
