@@ -84,7 +84,8 @@ impl Eureka {
             "dataCenterInfo": {
                 "@class": "com.netflix.appinfo.InstanceInfo$DefaultDataCenterInfo", "name": "MyOwn",
             },
-            "leaseInfo": { "renewalIntervalInSecs": 30, "durationInSecs": 90 },
+            // Nobody renews it, and a slow machine needs minutes for this test.
+            "leaseInfo": { "renewalIntervalInSecs": 30, "durationInSecs": 900 },
             "metadata": { "istio.protocol": "http", "version": id },
         } });
         self.send("POST", "/eureka/apps/SHOP", &instance.to_string())

@@ -44,7 +44,7 @@ struct RoutesOfGateway<'m> {
     by_host: HostsByEnd<Vec<usize>>,
 }
 
-/// What the servers listed so far have in common.
+/// State that the servers listed so far share.
 #[derive(Default)]
 struct Listed<'m> {
     /// The VirtualServices of each Gateway with TCP servers.
