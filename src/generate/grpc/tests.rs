@@ -739,6 +739,37 @@ spec:
 }
 
 #[test]
+fn the_first_service_of_a_virtual_service_has_a_shared_address() {
+    let entry = |name: &str, address: &str| {
+        let spec = format!(
+            "{{hosts: [{name}.example.org], addresses: [{address}], resolution: STATIC, \
+             ports: [{{number: 81, name: http, protocol: HTTP}}]}}"
+        );
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: {name}}}\nspec: {spec}\n---\n"
+        )
+    };
+    let virtual_service = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: many}
+spec:
+  hosts: [c.example.org, b.example.org, a.example.org]
+  http: [{route: [{destination: {host: echo, port: {number: 80}}}]}]
+";
+    let entries = [entry("a", "10.9.0.2"), entry("b", "10.9.0.2"), entry("c", "10.9.0.1")];
+    let config = entries.concat() + virtual_service;
+    let has_address = |name: &str, address: &str| {
+        let routes = routes(&config, &format!("outbound|81||{name}.example.org"));
+        let domains = routes["virtualHosts"][0]["domains"].as_array();
+        domains.expect("a virtual host").contains(&json!(address))
+    };
+    assert!(has_address("c", "10.9.0.1"));
+    assert!(has_address("b", "10.9.0.2"));
+    assert!(!has_address("a", "10.9.0.2"));
+}
+
+#[test]
 fn full_names_take_precedence_over_short_ones() {
     let service = "
 apiVersion: networking.istio.io/v1

@@ -23,7 +23,7 @@ use crate::{
     generate::{BuildContext, name::ClusterName, patch::route::RoutePatches, requested::has_room},
     model::{
         Service, ServiceKey, SidecarScope,
-        service::Resolution,
+        service::{Resolution, UNSPECIFIED_IP},
         sidecar_scope::{AliasFilters, EgressListener},
         virtual_service::VirtualServiceSummary,
     },
@@ -150,21 +150,23 @@ struct RouteHosts {
 /// The services of a VirtualService's hosts that decide whether it applies to all of its hosts on a port.
 #[derive(Default)]
 struct DecidingServices {
-    /// One service of each kind, of hosts without wildcards, by port; port 0 is any port.
-    by_port: BTreeMap<u32, FirstServices>,
+    /// Services of hosts without wildcards, by port; port 0 is any port.
+    by_port: BTreeMap<u32, ServicesOfPort>,
     /// Services whose hosts are wildcards.
     wildcards: Vec<SmolStr>,
 }
 
-/// The first service of a kind with a port, by its host in lower case.
+/// The services with a port, by the positions of their hosts.
 #[derive(Default)]
-struct FirstServices {
-    /// Any service: it counts for routes of the client's namespace.
-    any: Option<SmolStr>,
-    /// One with HTTP routes on the port.
-    routed: Option<SmolStr>,
-    /// One of the VirtualService's namespace.
-    own: Option<SmolStr>,
+struct ServicesOfPort {
+    /// The first service: it counts for routes of the client's namespace.
+    any: Option<usize>,
+    /// Those with HTTP routes on the port, in order.
+    routed: Vec<usize>,
+    /// The first one of the VirtualService's namespace.
+    own: Option<usize>,
+    /// The first of those with HTTP routes that has an address, found on first use.
+    by_address: OnceCell<BTreeMap<SmolStr, usize>>,
 }
 
 impl RouteHosts {
@@ -226,14 +228,16 @@ impl<'a> HostIndex<'a> {
 
     /// Fills in the inputs of a route configuration, and returns the full names of other services that take precedence.
     fn fill(&self, routes: &mut SidecarRoutes, ctx: &BuildContext, scope: &SidecarScope, host: &str) -> Vec<SmolStr> {
-        let mut hosts = self.related(ctx, &routes.client, host);
-        let virtual_services = self.virtual_services_of(hosts.iter().copied().chain([host]));
+        let related = self.related(ctx, &routes.client, host);
+        let virtual_services = self.virtual_services_of(related.iter().copied().chain([host]));
         if is_http_proxy(self.egress) {
             routes.port = 0;
         }
         // On ports other than 80, a VirtualService applies to all its hosts if it applies to one.
+        let mut hosts = related.clone();
         for position in self.virtual_services_of([host].into_iter()) {
             hosts.extend(self.deciding(ctx, position, routes.port));
+            hosts.extend(self.first_with_addresses(ctx, position, routes, &related));
         }
         let names: Vec<&str> = hosts.iter().copied().chain([host]).collect();
         let services = hosts.iter().filter_map(|host| ctx.service(self.by_host.get(*host)?));
@@ -311,14 +315,15 @@ impl<'a> HostIndex<'a> {
     fn deciding(&self, ctx: &BuildContext, position: usize, port: u32) -> Vec<&str> {
         let hosts = &self.route_hosts[position];
         let found = hosts.deciding.get_or_init(|| self.find_deciding(ctx, hosts));
-        let first = found.by_port.get(&port).into_iter();
-        let first = first.flat_map(|first| [&first.any, &first.routed, &first.own]);
-        first.flatten().chain(&found.wildcards).map(SmolStr::as_str).collect()
+        let of_port = found.by_port.get(&port).into_iter();
+        let places = of_port.flat_map(|of_port| [of_port.any, of_port.routed.first().copied(), of_port.own]);
+        let names = places.flatten().map(|place| &hosts.names[place]);
+        names.chain(&found.wildcards).map(SmolStr::as_str).collect()
     }
 
     fn find_deciding(&self, ctx: &BuildContext, hosts: &RouteHosts) -> DecidingServices {
         let mut found = DecidingServices::default();
-        for name in &hosts.names {
+        for (place, name) in hosts.names.iter().enumerate() {
             let Some(row) = self.by_host.get(name.as_str()).and_then(|key| ctx.service(key)) else {
                 continue;
             };
@@ -326,20 +331,62 @@ impl<'a> HostIndex<'a> {
                 found.wildcards.push(name.clone());
                 continue;
             }
-            let service = VisibleHost::of(row, self.egress);
-            let ports: BTreeSet<u32> = service.ports().map(|(_, port)| port.number).chain([0]).collect();
-            for port in ports.into_iter().filter(|port| service.at(*port).is_some()) {
-                let first = found.by_port.entry(port).or_default();
-                first.any.get_or_insert_with(|| name.clone());
-                if service.is_routed(port) {
-                    first.routed.get_or_insert_with(|| name.clone());
+            for (port, is_routed) in VisibleHost::of(row, self.egress).routed_by_port() {
+                let of_port = found.by_port.entry(port).or_default();
+                of_port.any.get_or_insert(place);
+                if is_routed {
+                    of_port.routed.push(place);
                 }
                 if row.key.namespace == hosts.namespace {
-                    first.own.get_or_insert_with(|| name.clone());
+                    of_port.own.get_or_insert(place);
                 }
             }
         }
         found
+    }
+
+    /// Returns the hosts of a VirtualService whose services are the first with the addresses of the services of `names`.
+    /// The virtual hosts of the others do not have these addresses.
+    ///
+    /// Parity (pilot/pkg/networking/core/httproute.go, `dedupeDomains`).
+    fn first_with_addresses(
+        &self,
+        ctx: &BuildContext,
+        position: usize,
+        routes: &SidecarRoutes,
+        names: &BTreeSet<&str>,
+    ) -> Vec<&str> {
+        let hosts = &self.route_hosts[position];
+        let found = hosts.deciding.get_or_init(|| self.find_deciding(ctx, hosts));
+        let of_port = found.by_port.get(&routes.port);
+        let Some(of_port) = of_port.filter(|of_port| of_port.routed.len() > 1) else {
+            return Vec::new();
+        };
+        let by_address = of_port.by_address.get_or_init(|| {
+            let mut first = BTreeMap::new();
+            for place in &of_port.routed {
+                for address in self.addresses(ctx, routes, &hosts.names[*place]) {
+                    first.entry(address).or_insert(*place);
+                }
+            }
+            first
+        });
+        let addresses = names.iter().flat_map(|name| self.addresses(ctx, routes, name));
+        let places = addresses.filter_map(|address| by_address.get(&address).copied());
+        let places: BTreeSet<usize> = places.collect();
+        places.into_iter().map(|place| hosts.names[place].as_str()).collect()
+    }
+
+    /// Returns the addresses that a route configuration has for the service of a host.
+    fn addresses(&self, ctx: &BuildContext, routes: &SidecarRoutes, name: &str) -> Vec<SmolStr> {
+        let row = self.by_host.get(name).and_then(|key| ctx.service(key));
+        let service = row.and_then(|row| VisibleHost::of(row, self.egress).at(routes.port));
+        let Some((_, service)) = service else {
+            return Vec::new();
+        };
+        let mut addresses = routes.client.vip.addresses(service);
+        addresses.retain(|address| !address.is_empty() && *address != UNSPECIFIED_IP);
+        addresses
     }
 
     fn conflicting_names(

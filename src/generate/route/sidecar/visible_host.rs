@@ -108,10 +108,31 @@ impl<'a> VisibleHost<'a> {
 
     /// Returns the ports of every service, with the service.
     pub(super) fn ports(&self) -> impl Iterator<Item = (&'a Shared<Service>, &'a ServicePort)> + use<'a, '_> {
+        let services = self.services();
+        services.flat_map(|service| service.ports.iter().map(move |port| (service, port)))
+    }
+
+    /// Returns the ports on which [`Self::at`] finds a service, with what [`Self::is_routed`] returns. There may be tens
+    /// of thousands, so none is searched for.
+    pub(super) fn routed_by_port(&self) -> BTreeMap<u32, bool> {
+        let mut found: BTreeMap<u32, bool> = BTreeMap::new();
+        for service in self.services() {
+            let mut own: BTreeMap<u32, bool> = BTreeMap::new();
+            for port in service.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+                own.entry(port.number).or_insert_with(|| is_routed(port.protocol));
+            }
+            found.extend(own);
+        }
+        if self.at(0).is_some() {
+            found.insert(0, self.is_routed(0));
+        }
+        found
+    }
+
+    fn services(&self) -> impl Iterator<Item = &'a Shared<Service>> + use<'a, '_> {
         let only = self.members.is_none().then_some(self.row);
         let positions = self.members.iter().flat_map(|members| &members.positions);
         let members = positions.filter_map(|position| Service::member(self.row, *position));
-        let services = only.into_iter().chain(members);
-        services.flat_map(|service| service.ports.iter().map(move |port| (service, port)))
+        only.into_iter().chain(members)
     }
 }
