@@ -214,6 +214,8 @@ impl GatewayPart {
                 place: listed.counts.shared_place(servers),
             }];
         }
+        // VirtualServices whose chains are counted: the listener has one for each match, however many servers it has.
+        let mut counted: BTreeSet<ObjectKey> = BTreeSet::new();
         servers
             .map(|server| {
                 if server.terminates_https() && reads_requests {
@@ -233,6 +235,7 @@ impl GatewayPart {
                         let keys = server.routes.iter().map(|binding| &binding.virtual_service);
                         let places = keys.map(|key| {
                             let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key);
+                            let summary = summary.filter(|_| counted.insert(key.clone()));
                             let chains = summary.map_or(0, |summary| summary.tls_matches);
                             listed.counts.place(key.namespace.as_str(), chains)
                         });

@@ -261,6 +261,43 @@ fn r21_servers_beyond_the_limit_of_their_namespace_deny_everything() {
     assert!(!noted(&few));
 }
 
+/// A listener has one chain for each match of a VirtualService, however many of its servers have the VirtualService.
+#[test]
+fn r21_matches_count_once_for_all_servers_of_a_port() {
+    let hosts: Vec<String> = (0..100).map(|number| format!("h{number}.com")).collect();
+    let servers = hosts.iter().map(|host| {
+        format!("  - {{port: {{number: 443, name: p, protocol: TLS}}, hosts: [{host}], tls: {{mode: PASSTHROUGH}}}}\n")
+    });
+    let gateway = "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: g, namespace: one}\nspec:\n  \
+                   selector: {istio: edge}\n  servers:\n";
+    let destination = "{destination: {host: web.one.svc.cluster.local}}";
+    let routes = hosts
+        .iter()
+        .map(|host| format!("  - {{match: [{{sniHosts: [{host}]}}], route: [{destination}]}}\n"));
+    let virtual_service = format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v, namespace: one}}\n\
+         spec:\n  gateways: [one/g]\n  hosts: [{}]\n  tls:\n",
+        hosts.join(", ")
+    );
+    let config = [
+        denying(1500).replace("{name: d}", "{name: d, namespace: edge}"),
+        gateway.to_owned(),
+        servers.collect(),
+        virtual_service,
+        routes.collect(),
+    ]
+    .concat();
+    let metadata = json!({"SERVICE_ACCOUNT": "edge", "LABELS": {"istio": "edge"}});
+    let router = fixture::client("router~10.1.0.7~edge.edge~edge.svc.cluster.local", &metadata);
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", config.as_str())];
+    let fixture = Fixture::new("", &files, vec![router]);
+    let listener = fixture.get("0.0.0.0_443");
+    let chains = listener["filterChains"].as_array().expect("chains");
+    assert_eq!(chains.len(), 100);
+    let is_served = |chain: &Value| chain["filters"].to_string().contains("rbac.v3");
+    assert!(chains.iter().all(is_served));
+}
+
 /// The keys that the filter of every inbound chain checks tokens with.
 fn token_keys(virtual_inbound: &Value) -> Vec<String> {
     let filters = virtual_inbound["filterChains"].as_array().expect("chains").iter();
