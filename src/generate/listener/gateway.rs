@@ -69,7 +69,7 @@ const REJECTED: &str = "pilot_total_rejected_configs";
 
 /// The size of filters up to which a chain always applies. Those of a gateway without large policies are smaller, and
 /// servers and services may be tens of thousands.
-const SMALL_CHAIN: usize = 8 << 10;
+const SMALL_CHAIN: usize = 32 << 10;
 
 /// Inputs of the selection of a gateway's listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
