@@ -345,8 +345,8 @@ impl<'a> HostIndex<'a> {
         found
     }
 
-    /// Returns the hosts of a VirtualService whose services are the first with the addresses of the services of `names`.
-    /// The virtual hosts of the others do not have these addresses.
+    /// Returns the hosts of a VirtualService whose services are the first with the addresses of the services of
+    /// `names`. The virtual hosts of the others do not have these addresses.
     ///
     /// Parity (pilot/pkg/networking/core/httproute.go, `dedupeDomains`).
     fn first_with_addresses(

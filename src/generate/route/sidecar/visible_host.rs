@@ -112,8 +112,8 @@ impl<'a> VisibleHost<'a> {
         services.flat_map(|service| service.ports.iter().map(move |port| (service, port)))
     }
 
-    /// Returns the ports on which [`Self::at`] finds a service, with what [`Self::is_routed`] returns. There may be tens
-    /// of thousands, so none is searched for.
+    /// Returns the ports on which [`Self::at`] finds a service, with what [`Self::is_routed`] returns. There may be
+    /// tens of thousands, so none is searched for.
     pub(super) fn routed_by_port(&self) -> BTreeMap<u32, bool> {
         let mut found: BTreeMap<u32, bool> = BTreeMap::new();
         for service in self.services() {
