@@ -4,6 +4,8 @@
 //! The size is that of encoded filters, and the number of chains is part of the keys of resources. So the decision
 //! depends on the mesh alone.
 
+use std::fmt;
+
 use super::{proxy_view::ListenerClass, stack::FilterStack};
 
 /// The maximum size of the filters in all chains of a kind: those of inbound ports of a proxy or of a service behind a
@@ -19,28 +21,47 @@ pub const TCP_CHAINS: usize = 3;
 /// Code of the note about filters beyond the limit.
 const TOO_LARGE: &str = "filter_chains_too_large";
 
-/// Returns true if all chains together would repeat too much.
-pub fn is_too_large(size: usize, chains: usize) -> bool {
-    size.saturating_mul(chains) > MAX_BYTES
+/// Filters that are too large for all chains together.
+pub struct Excess {
+    /// The size of the filters of one chain in bytes.
+    size: usize,
+    /// Upper bound of the number of chains.
+    chains: usize,
+}
+
+impl Excess {
+    /// Returns `None` if the chains may repeat filters of this size.
+    pub fn of(size: usize, chains: usize) -> Option<Self> {
+        (size.saturating_mul(chains) > MAX_BYTES).then_some(Self { size, chains })
+    }
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} bytes in each of up to {} filter chains", self.size, self.chains)
+    }
 }
 
 impl FilterStack<'_> {
     /// Returns true, with a note, if the chains of all inbound ports would repeat too much. Such a chain must deny all
     /// traffic, since its filters may decide about access.
     pub fn exceeds_inbound_limit(&self, chains_of_port: usize, size: impl FnOnce() -> usize) -> bool {
+        let excess = self.inbound_excess(chains_of_port, size);
+        if let Some(excess) = &excess {
+            self.note(TOO_LARGE, format!("{}: {excess}", self.client.namespace));
+        }
+        excess.is_some()
+    }
+
+    /// Returns what the chains of all inbound ports would repeat, if that is too much.
+    ///
+    /// Note: only owners of the workload or service decide about its ports, but tenants may add servers to a gateway
+    /// that they share. So its listeners decide for each namespace of its Gateways.
+    pub(super) fn inbound_excess(&self, chains_of_port: usize, size: impl FnOnce() -> usize) -> Option<Excess> {
         if self.class != ListenerClass::SidecarInbound {
-            return false;
+            return None;
         }
         let chains = chains_of_port.saturating_mul(self.client.inbound_ports);
-        let size = size();
-        let exceeds = is_too_large(size, chains);
-        if exceeds {
-            let namespace = &self.client.namespace;
-            self.note(
-                TOO_LARGE,
-                format!("{namespace}: {size} bytes in each of up to {chains} filter chains"),
-            );
-        }
-        exceeds
+        Excess::of(size(), chains)
     }
 }

@@ -19,7 +19,7 @@ use prost::Message;
 
 use super::{
     FilterStack,
-    chain_limit::{self, is_too_large},
+    chain_limit::{self, Excess},
     memo::Noted,
     proxy_view::ListenerClass,
     security_filters::{PeerSource, SecurityFilters},
@@ -174,8 +174,9 @@ impl FilterStack<'_> {
             self.note("security_extension_missing", name);
             denied = true;
         }
-        let size: usize = all.into_iter().flatten().map(Message::encoded_len).sum();
-        if self.exceeds_limit(traffic, size) {
+        let size = || all.into_iter().flatten().map(Message::encoded_len).sum();
+        if let Some(excess) = self.inbound_excess(traffic.chains_of_a_port(), size) {
+            self.note(TOO_LARGE, too_large(self.authorization_policies(), &excess));
             denied = true;
         }
         if denied {
@@ -185,20 +186,6 @@ impl FilterStack<'_> {
             };
         }
         filters
-    }
-
-    /// Returns true, with a note, if all inbound chains together would have too large filters.
-    ///
-    /// Note: only owners of the workload or service decide about its ports, but tenants may add servers to a gateway
-    /// that they share. So its listeners decide for each namespace of its Gateways.
-    fn exceeds_limit(&self, traffic: Traffic, size: usize) -> bool {
-        let chains = traffic.chains_of_a_port().saturating_mul(self.client.inbound_ports);
-        let exceeds = self.class == ListenerClass::SidecarInbound && is_too_large(size, chains);
-        if exceeds {
-            let detail = too_large(self.authorization_policies(), size, chains);
-            self.note(TOO_LARGE, detail);
-        }
-        exceeds
     }
 
     /// Returns the AuthorizationPolicies of the proxy, in order.
@@ -219,17 +206,10 @@ impl FilterStack<'_> {
 }
 
 /// Returns the detail of a note with the code [`TOO_LARGE`], which names the largest policy.
-fn too_large<'a>(
-    policies: impl Iterator<Item = &'a Config<AuthorizationPolicy>>,
-    size: usize,
-    chains: usize,
-) -> String {
+fn too_large<'a>(policies: impl Iterator<Item = &'a Config<AuthorizationPolicy>>, excess: &Excess) -> String {
     let largest = policies.max_by_key(|row| row.spec.encoded_len());
     let name = largest.map(|row| format!("{}/{}: ", row.meta.namespace(), row.meta.name()));
-    format!(
-        "{}{size} bytes in each of up to {chains} filter chains",
-        name.unwrap_or_default()
-    )
+    format!("{}{excess}", name.unwrap_or_default())
 }
 
 /// Returns the provider of a `CUSTOM` policy; empty if it names none.

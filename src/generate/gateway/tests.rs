@@ -59,6 +59,11 @@ fn store(hosts: &[&str], tls: &Value, routes: &[(usize, &[&str])]) -> ConfigStor
             "hostnames": hosts, "rules": [{"backendRefs": [{"name": "b", "port": 80}]}]});
         objects.push(route);
     }
+    store_of(Installation::default(), &objects)
+}
+
+/// Returns a store with the proxy of the Gateway `x`.
+fn store_of(installation: Installation, objects: &[Value]) -> ConfigStore {
     let objects: Vec<String> = objects.iter().map(|object| format!("---\n{object}\n")).collect();
     let proxy = Proxy {
         identity: Identity::from_spiffe("spiffe://cluster.local/ns/default/sa/x-istio"),
@@ -72,7 +77,7 @@ fn store(hosts: &[&str], tls: &Value, routes: &[(usize, &[&str])]) -> ConfigStor
         ("services.yaml", SERVICES),
         ("objects.yaml", &objects.concat()),
     ];
-    fixture::store(Installation::default(), &files, vec![proxy])
+    fixture::store(installation, &files, vec![proxy])
 }
 
 /// Returns the virtual hosts of a listener: domains, and the status of a direct response.
@@ -181,19 +186,9 @@ fn endpoint_pickers_are_asked_for_http_routes_only() {
         object(api, "HTTPRoute", "h", &http),
         object(api, "GRPCRoute", "g", &grpc),
     ];
-    let objects: Vec<String> = objects.iter().map(|object| format!("---\n{object}\n")).collect();
     let mut installation = Installation::default();
     installation.features.enable_gateway_api_inference_extension = true;
-    let proxy = fixture::client(
-        "router~10.1.0.1~x-0.default~default.svc.cluster.local",
-        &json!({"LABELS": {"app": "x", "gateway.networking.k8s.io/gateway-name": "x"}}),
-    );
-    let files = [
-        ("mesh.yaml", ""),
-        ("services.yaml", SERVICES),
-        ("objects.yaml", &objects.concat()),
-    ];
-    let store = fixture::store(installation, &files, vec![proxy]);
+    let store = store_of(installation, &objects);
     let routes = resource(&store, 0, ResourceType::Route, "http.443");
     // Both are rules of one VirtualService.
     let asks = |name: &str| {

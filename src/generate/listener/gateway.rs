@@ -24,7 +24,7 @@ use crate::{
         BuildContext, GatewayView, constant,
         filter::{
             chain_fields::{EncodedListener, NetworkFilters},
-            chain_limit,
+            chain_limit::Excess,
             hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
             proxy_view::{FilterProxyView, ListenerClass},
             stack::{FilterStack, LogPosition},
@@ -375,14 +375,12 @@ impl ListenerBuilder<'_> {
     /// Returns true, with a note, if the chains of a namespace up to this place would repeat too much. Such a chain
     /// denies all traffic: without it, connections might match the chain of a wildcard.
     fn exceeds_limit(&self, object: &str, size: usize, place: usize) -> bool {
-        let exceeds = size > SMALL_CHAIN && chain_limit::is_too_large(size, place);
-        if exceeds {
-            let detail = format!("{object}: {size} bytes in each of up to {place} filter chains");
-            self.stack.note(output_limit::CODE, detail);
-        } else {
-            self.has_served.set(true);
+        let excess = Excess::of(size, place).filter(|_| size > SMALL_CHAIN);
+        match &excess {
+            Some(excess) => self.stack.note(output_limit::CODE, format!("{object}: {excess}")),
+            None => self.has_served.set(true),
         }
-        exceeds
+        excess.is_some()
     }
 
     /// Returns the filters of an HTTP chain; `first` is true for the first chain of its kind.

@@ -194,7 +194,7 @@ impl<'a> RouteTemplate<'a> {
             services = action::forward(&mut route, declared, translation, semantics, changes.authority, matched);
         }
         add_filters(&mut route, declared);
-        if let Some(picker) = picker(translation, &services).filter(|_| asks_picker) {
+        if asks_picker && let Some(picker) = picker(translation, &services) {
             let filters = &mut route.typed_per_filter_config;
             filters.insert(
                 constant::EXTERNAL_PROCESSING.to_owned(),

@@ -4,7 +4,7 @@ use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
-    HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, TOO_LARGE, Traffic, is_too_large,
+    Excess, HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, TOO_LARGE, Traffic,
     item::{Leniency, RuleContext},
     rule::{self, Skipped},
     too_large,
@@ -106,8 +106,8 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey], listeners: 
     let rows: Vec<_> = rows.collect();
     // Making the filters takes time as well, and each listener makes its own.
     let declared: usize = rows.iter().map(|row| row.spec.encoded_len()).sum();
-    if is_too_large(declared, listeners) {
-        return denied(&rows, declared, listeners);
+    if let Some(excess) = Excess::of(declared, listeners) {
+        return denied(&rows, &excess);
     }
     let actions = [
         (Action::Deny, EnvoyAction::Deny, GRPC_DENY),
@@ -149,18 +149,14 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey], listeners: 
         }
     }
     let size: usize = filters.iter().map(Message::encoded_len).sum();
-    if is_too_large(size, listeners) {
-        return denied(&rows, size, listeners);
+    if let Some(excess) = Excess::of(size, listeners) {
+        return denied(&rows, &excess);
     }
     (filters, notes)
 }
 
 /// Returns a filter that denies everything in place of those of policies that are too large, with a note.
-fn denied(
-    rows: &[&Shared<Config<AuthorizationPolicy>>],
-    size: usize,
-    listeners: usize,
-) -> (Vec<HttpFilter>, Vec<Note>) {
+fn denied(rows: &[&Shared<Config<AuthorizationPolicy>>], excess: &Excess) -> (Vec<HttpFilter>, Vec<Note>) {
     let mut rules = empty(EnvoyAction::Deny);
     rules.policies.insert("too-large".to_owned(), rule::always());
     let config = HttpRbac {
@@ -169,7 +165,7 @@ fn denied(
     };
     let note = Note {
         code: TOO_LARGE,
-        detail: too_large(rows.iter().map(|row| &***row), size, listeners).into(),
+        detail: too_large(rows.iter().map(|row| &***row), excess).into(),
     };
     (vec![http_filter(GRPC_DENY, Any::pack(&config))], vec![note])
 }

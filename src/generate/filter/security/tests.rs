@@ -4,7 +4,7 @@ use prost::Message;
 use serde_json::{Value, json};
 
 use super::{
-    Traffic, is_too_large,
+    Excess, Traffic,
     item::{Leniency, RuleContext},
     rule::{self, Skipped},
     trust_domain::MeshTrustDomains,
@@ -242,11 +242,11 @@ fn r21_usual_policies_are_never_too_large() {
     // 100 KB of policies, several times as large in filters, for 100 ports.
     for traffic in [Traffic::Http, Traffic::Tcp] {
         let chains = |ports: usize| traffic.chains_of_a_port() * ports;
-        assert!(!is_too_large(600 << 10, chains(128)), "{traffic:?}");
+        assert!(Excess::of(600 << 10, chains(128)).is_none(), "{traffic:?}");
         // All keys that istiod fetches for a namespace and for the root namespace.
-        assert!(!is_too_large(17 << 20, chains(4)), "{traffic:?}");
-        assert!(is_too_large(3 << 20, chains(1024)), "{traffic:?}");
-        assert!(is_too_large(usize::MAX, chains(4)), "{traffic:?}");
+        assert!(Excess::of(17 << 20, chains(4)).is_none(), "{traffic:?}");
+        assert!(Excess::of(3 << 20, chains(1024)).is_some(), "{traffic:?}");
+        assert!(Excess::of(usize::MAX, chains(4)).is_some(), "{traffic:?}");
     }
 }
 
