@@ -67,6 +67,9 @@ use crate::{
 /// Code of the note of a Gateway with a server, or some names of one, that cannot be served.
 const REJECTED: &str = "pilot_total_rejected_configs";
 
+/// The field of a Gateway that notes about its servers name.
+const SERVERS: &str = "spec.servers";
+
 /// The size of filters up to which a chain always applies. Those of a gateway without large policies are smaller, and
 /// servers and services may be tens of thousands.
 const SMALL_CHAIN: usize = 32 << 10;
@@ -146,6 +149,8 @@ pub struct GatewayKey {
 enum ServerChain {
     /// Plaintext HTTP.
     Http {
+        /// `namespace/name` of the first Gateway in the namespace that the chain counts for.
+        gateway: SmolStr,
         /// Route configuration.
         route: SmolStr,
         /// Protocol of the port.
@@ -314,9 +319,14 @@ impl ListenerBuilder<'_> {
         let (mut https, mut denying, mut sockets) = (None, None, None);
         for chain in &self.key.chains {
             match chain {
-                ServerChain::Http { route, protocol, place } => {
+                ServerChain::Http {
+                    gateway,
+                    route,
+                    protocol,
+                    place,
+                } => {
                     let mut manager = self.manager(*protocol);
-                    let exceeds = self.exceeds_limit(route, manager.size(), *place);
+                    let exceeds = self.exceeds_limit(gateway, SERVERS, manager.size(), *place);
                     if exceeds {
                         manager = self.denying_manager(*protocol);
                     }
@@ -325,7 +335,7 @@ impl ListenerBuilder<'_> {
                         filters,
                         ..Default::default()
                     };
-                    add(route, chain);
+                    add(gateway, chain);
                 }
                 ServerChain::Https {
                     gateway,
@@ -336,7 +346,7 @@ impl ListenerBuilder<'_> {
                     place,
                 } => {
                     let mut manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
-                    let exceeds = self.exceeds_limit(gateway, manager.size(), *place);
+                    let exceeds = self.exceeds_limit(gateway, SERVERS, manager.size(), *place);
                     if exceeds {
                         manager = denying.get_or_insert_with(|| self.denying_manager(Protocol::Https));
                     }
@@ -372,12 +382,16 @@ impl ListenerBuilder<'_> {
         }
     }
 
-    /// Returns true, with a note, if the chains of a namespace up to this place would repeat too much. Such a chain
-    /// denies all traffic: without it, connections might match the chain of a wildcard.
-    fn exceeds_limit(&self, object: &str, size: usize, place: usize) -> bool {
+    /// Returns true, with a note about a field of the object that declares the chain, if the chains of a namespace up to
+    /// this place would repeat too much. Such a chain denies all traffic: without it, connections might match the chain
+    /// of a wildcard.
+    fn exceeds_limit(&self, object: &str, field: &str, size: usize, place: usize) -> bool {
         let excess = Excess::of(size, place).filter(|_| size > SMALL_CHAIN);
         match &excess {
-            Some(excess) => self.stack.note(output_limit::CODE, format!("{object}: {excess}")),
+            Some(excess) => {
+                let detail = format!("{object}: {field}: port {}: {excess}", self.key.port);
+                self.stack.note(output_limit::CODE, detail);
+            }
             None => self.has_served.set(true),
         }
         excess.is_some()

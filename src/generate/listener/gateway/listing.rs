@@ -65,13 +65,19 @@ impl ChainCounts {
     }
 
     /// Counts the chain of plaintext HTTP servers for the namespace with the fewest chains: any tenant may open a port,
-    /// whose other servers must not suffer from its limit.
-    fn shared_place<'s>(&mut self, servers: impl Iterator<Item = &'s GatewayServer>) -> usize {
-        let namespaces: BTreeSet<&str> = servers.map(|server| namespace_of(&server.gateway)).collect();
-        let fewest = namespaces
+    /// whose other servers must not suffer from its limit. Returns the first Gateway of the namespace, and the place.
+    fn shared_place<'s>(&mut self, servers: impl Iterator<Item = &'s GatewayServer>) -> (SmolStr, usize) {
+        let mut first: BTreeMap<&str, &SmolStr> = BTreeMap::new();
+        for server in servers {
+            first.entry(namespace_of(&server.gateway)).or_insert(&server.gateway);
+        }
+        let fewest = first
             .into_iter()
-            .min_by_key(|namespace| self.0.get(*namespace).copied());
-        self.place(fewest.unwrap_or_default(), 1)
+            .min_by_key(|(namespace, _)| self.0.get(*namespace).copied());
+        let Some((namespace, gateway)) = fewest else {
+            return (SmolStr::default(), FIRST_PLACE);
+        };
+        (gateway.clone(), self.place(namespace, 1))
     }
 }
 
@@ -208,10 +214,12 @@ impl GatewayPart {
         let route = &servers.route;
         let servers = servers.servers.iter().map(|index| &merged.servers[*index]);
         if protocol.is_http() && reads_requests {
+            let (gateway, place) = listed.counts.shared_place(servers);
             return vec![ServerChain::Http {
+                gateway,
                 route: route.clone(),
                 protocol,
-                place: listed.counts.shared_place(servers),
+                place,
             }];
         }
         // VirtualServices whose chains are counted: the listener has one for each match, however many servers it has.

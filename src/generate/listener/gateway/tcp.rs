@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::{SmolStr, StrExt};
 
-use super::{ListenerBuilder, REJECTED, TcpServer};
+use super::{ListenerBuilder, REJECTED, SERVERS, TcpServer};
 use crate::{
     generate::{
         filter::{
@@ -56,7 +56,7 @@ impl ListenerBuilder<'_> {
             let ctx = &self.stack.ctx;
             let declared = ctx.mesh.virtual_services.get(ctx.cx, &binding.virtual_service)?;
             let route = terminating_route(server, declared)?;
-            if self.exceeds_limit(&server.gateway, self.route_size(server), place) {
+            if self.exceeds_limit(&server.gateway, SERVERS, self.route_size(server), place) {
                 return Some(closed());
             }
             Some(self.route_filters(server, declared, &self.targets(&binding.targets), route))
@@ -89,7 +89,8 @@ impl ListenerBuilder<'_> {
             };
             let targets = self.targets(&binding.targets);
             let object = binding.virtual_service.to_string();
-            let exceeds = !declared.tls.is_empty() && self.exceeds_limit(&object, self.route_size(server), *place);
+            let exceeds =
+                !declared.tls.is_empty() && self.exceeds_limit(&object, "spec.tls", self.route_size(server), *place);
             for route in &declared.tls {
                 for condition in &route.r#match {
                     if !applies(server, condition.port, &condition.gateways) {
@@ -138,7 +139,7 @@ impl ListenerBuilder<'_> {
                     let cluster = name::sni_cluster(port.number, subset, host);
                     // The place counts services, which may have several ports and subsets.
                     let so_far = chains.len().next_power_of_two().max(place);
-                    if self.exceeds_limit(gateway, size, so_far) {
+                    if self.exceeds_limit(gateway, SERVERS, size, so_far) {
                         chains.push(Chain {
                             sni: vec![cluster],
                             alpns: MESH_ALPNS,

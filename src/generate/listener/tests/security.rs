@@ -207,6 +207,7 @@ fn r21_servers_beyond_the_limit_of_their_namespace_deny_everything() {
              tls: {{mode: SIMPLE, credentialName: c}}}}\n"
         )
     };
+    let plaintext = "  - {port: {number: 8080, name: p8080, protocol: HTTP}, hosts: [one.com]}\n";
     let gateway = |namespace: &str, day: u32, servers: &str| {
         let meta = format!("{{name: g, namespace: {namespace}, creationTimestamp: '2024-01-0{day}T00:00:00Z'}}");
         let spec = format!("spec:\n  selector: {{istio: edge}}\n  servers:\n{servers}");
@@ -217,7 +218,7 @@ fn r21_servers_beyond_the_limit_of_their_namespace_deny_everything() {
         let mut servers: Vec<String> = (0..others)
             .map(|number| server(8443, "TLS", &format!("h{number}.com")))
             .collect();
-        servers.push(server(443, "HTTPS", "one.com"));
+        servers.extend([server(443, "HTTPS", "one.com"), plaintext.to_owned()]);
         let policy = denying(20_000).replace("{name: d}", "{name: d, namespace: edge}");
         let config = [
             policy,
@@ -245,17 +246,20 @@ fn r21_servers_beyond_the_limit_of_their_namespace_deny_everything() {
         };
         chains.map(served).collect()
     };
-    let noted = |fixture: &Fixture| {
+    // The Gateway, field and port of each note.
+    let noted = |fixture: &Fixture| -> Vec<String> {
         let notes = fixture.store.notes();
-        let mut limits = notes.iter().filter(|note| note.code == "OutputLimitExceeded");
-        limits.any(|note| note.detail.starts_with("one/g: "))
+        let limits = notes.iter().filter(|note| note.code == "OutputLimitExceeded");
+        let place = |detail: &str| detail.rsplit_once(": ").map_or("", |(place, _)| place).to_owned();
+        limits.map(|note| place(&note.detail)).collect()
     };
     let many = fixture(600);
     assert_eq!(chains(&many), [(json!("one.com"), false), (json!("two.com"), true)]);
-    assert!(noted(&many));
+    let denied = ["one/g: spec.servers: port 443", "one/g: spec.servers: port 8080"];
+    assert_eq!(noted(&many), denied);
     let few = fixture(60);
     assert_eq!(chains(&few), [(json!("one.com"), true), (json!("two.com"), true)]);
-    assert!(!noted(&few));
+    assert_eq!(noted(&few), [""; 0]);
 }
 
 /// A listener has one chain for each match of a VirtualService, however many of its servers have the VirtualService.
