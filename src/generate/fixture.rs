@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    Proxy, RequestedResources, ResourceSnapshot, ResourceType,
+    BuildContext, Proxy, RequestedResources, ResourceSnapshot, ResourceType, ScopeTables, plan,
     proxy::{Extensions, NodeMetadata},
     store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
 };
@@ -13,7 +13,7 @@ use crate::{
     base::{Hashed, Shared},
     model::{World, fixture, installation::Installation},
     proto::json,
-    table::ChangeSet,
+    table::{ChangeSet, Cx, RelationId, Table},
 };
 
 /// Service `a` with an HTTP and a TCP port, and its pod.
@@ -107,6 +107,26 @@ pub(crate) fn store_of_world(world: &World, proxies: Vec<Proxy>, names: &Request
     let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
     assert!(update.panics.is_empty(), "{:?}", update.panics);
     store
+}
+
+/// Calls a function with access to a mesh without scopes.
+pub(crate) fn with_context<T>(world: &World, read: impl FnOnce(&BuildContext) -> T) -> T {
+    let (cx, mesh) = (Cx::untracked(), world.snapshot());
+    let scopes = ScopeTables {
+        all: Table::new(RelationId(u32::MAX)),
+        tcp: Table::new(RelationId(u32::MAX)),
+    };
+    read(&BuildContext {
+        cx: &cx,
+        mesh: &mesh,
+        scopes: &scopes,
+        memo: &plan::push_memo(
+            Table::new(RelationId(u32::MAX)),
+            Table::new(RelationId(u32::MAX - 1)),
+            Table::new(RelationId(u32::MAX - 2)),
+            &plan::Pools::default(),
+        ),
+    })
 }
 
 /// Returns a resource of a proxy as JSON; null if it does not exist.

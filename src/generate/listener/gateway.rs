@@ -3,6 +3,8 @@
 
 mod listing;
 mod tcp;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 
@@ -191,9 +193,10 @@ enum ServerChain {
     AutoPassthrough {
         /// `namespace/name` of the Gateway.
         gateway: SmolStr,
-        /// Services that can be reached.
+        /// Services that can be reached, in order of age.
         services: Vec<ScopedService>,
-        /// Place among the chains of the Gateway's namespace.
+        /// Place of the first chain among those of such servers of the Gateway's namespace. They count apart, because
+        /// all namespaces declare services, and the filters of the other chains have policies.
         place: usize,
     },
 }

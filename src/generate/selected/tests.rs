@@ -4,14 +4,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    generate::{Proxy, ScopeTables, patch::PatchRef, plan, proxy::Extensions},
+    generate::{Proxy, fixture::with_context, patch::PatchRef, proxy::Extensions},
     model::{
         Installation, World,
         fixture::{folder_world, labels},
         policy::TargetService,
         service::{Protocol, Registry},
     },
-    table::{Cx, RelationId, Table},
 };
 
 const POD: &str = "
@@ -81,31 +80,12 @@ fn router(namespace: &str) -> Proxy {
     )
 }
 
-fn with<T>(world: &World, read: impl FnOnce(&BuildContext) -> T) -> T {
-    let (cx, mesh) = (Cx::untracked(), world.snapshot());
-    let scopes = ScopeTables {
-        all: Table::new(RelationId(u32::MAX)),
-        tcp: Table::new(RelationId(u32::MAX)),
-    };
-    read(&BuildContext {
-        cx: &cx,
-        mesh: &mesh,
-        scopes: &scopes,
-        memo: &plan::push_memo(
-            Table::new(RelationId(u32::MAX)),
-            Table::new(RelationId(u32::MAX - 1)),
-            Table::new(RelationId(u32::MAX - 2)),
-            &plan::Pools::default(),
-        ),
-    })
-}
-
 fn class(ctx: &BuildContext, proxy: &Proxy) -> ProxyClass {
     ProxyClass::of(ctx, proxy, &Shared::default())
 }
 
 fn targets_of_proxy(world: &World, proxy: &Proxy) -> Vec<String> {
-    with(world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, proxy))))
+    with_context(world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, proxy))))
 }
 
 fn targets_of(selected: &Selected) -> Vec<String> {
@@ -116,7 +96,7 @@ fn targets_of(selected: &Selected) -> Vec<String> {
 #[test]
 fn a_pod_belongs_to_services_that_select_it() {
     let (world, proxy) = (world(""), web());
-    with(&world, |ctx| {
+    with_context(&world, |ctx| {
         let class = class(ctx, &proxy);
         let selected = Selected::of(ctx, &class);
         let expected = [
@@ -138,7 +118,7 @@ fn a_pod_belongs_to_services_that_select_it() {
 fn an_unknown_workload_has_its_own_labels_and_no_services() {
     let metadata = json!({"NAMESPACE": "shop", "LABELS": {"app": "web"}, "STATIC_LABELS": {"x": "y"}});
     let proxy = proxy("sidecar~10.1.0.5~web-2.shop~shop.svc.cluster.local", metadata);
-    with(&world(""), |ctx| {
+    with_context(&world(""), |ctx| {
         let class = class(ctx, &proxy);
         let selected = Selected::of(ctx, &class);
         assert_eq!(targets_of(&selected), [""; 0]);
@@ -198,7 +178,7 @@ spec:
         let world = world(&(entries.clone() + &selecting.replace("DNS_ROUND_ROBIN", resolution)));
         let id = format!("sidecar~{address}~vm.shop~shop.svc.cluster.local");
         let proxy = proxy(&id, json!({"NAMESPACE": "shop", "LABELS": {"app": "own"}}));
-        let app = with(&world, |ctx| {
+        let app = with_context(&world, |ctx| {
             Selected::of(ctx, &class(ctx, &proxy)).labels.get("app").cloned()
         });
         let app = app.map(|app| app.to_string()).unwrap_or_default();
@@ -314,7 +294,7 @@ fn remote_targets(first: &str, objects: &str) -> Vec<ServiceTarget> {
         "sidecar~10.2.0.1~app.shop~shop.svc.cluster.local",
         json!({"NAMESPACE": "shop", "CLUSTER_ID": "c2"}),
     );
-    with(&world, |ctx| class(ctx, &proxy).targets.to_vec())
+    with_context(&world, |ctx| class(ctx, &proxy).targets.to_vec())
 }
 
 #[test]
@@ -432,7 +412,7 @@ fn labels_of_a_service_entry_count_in_the_config_cluster() {
     for (cluster, label) in [("Kubernetes", "listed"), ("", "listed"), ("c2", "own")] {
         let metadata = json!({"NAMESPACE": "shop", "CLUSTER_ID": cluster, "LABELS": {"app": "own"}});
         let proxy = proxy("sidecar~10.2.0.1~vm.shop~shop.svc.cluster.local", metadata);
-        with(&world, |ctx| {
+        with_context(&world, |ctx| {
             let class = class(ctx, &proxy);
             let selected = Selected::of(ctx, &class);
             assert_eq!(selected.labels.get("app").unwrap(), label, "{cluster}");
@@ -456,7 +436,7 @@ metadata: {name: picky, namespace: shop}
 spec: {workloadSelector: {labels: {app: web}}, egress: [{hosts: ['*/*']}]}
 ",
     );
-    with(&world, |ctx| {
+    with_context(&world, |ctx| {
         let scope_of = |proxy: &Proxy| Selected::of(ctx, &class(ctx, proxy)).scope;
         let key = crate::model::fixture::key;
         assert_eq!(scope_of(&web()), ScopeKey::Sidecar("shop".into(), key("shop/picky")));
@@ -509,7 +489,7 @@ spec: {selector: {app: none}, servers: [{port: {number: 80, protocol: HTTP, name
 ",
     );
     let proxy = router("edge");
-    with(&world, |ctx| {
+    with_context(&world, |ctx| {
         let class = class(ctx, &proxy);
         let selected = Selected::of(ctx, &class);
         let named = |one: &PatchRef| format!("{}[{}]", one.filter, one.index);
@@ -550,7 +530,7 @@ spec: {{lua: {{inlineCode: x()}}, targetRefs: [{{{target}}}]}}
         namespace: "shop".into(),
         name: "web".into(),
     });
-    with(&world(&config.concat()), |ctx| {
+    with_context(&world(&config.concat()), |ctx| {
         let found = attached_extensions(ctx, &subject);
         let found: Vec<_> = found.iter().map(|id| id.object().to_string()).collect();
         assert_eq!(found, ["infra/own", "istio-system/mesh", "shop/tenant"]);

@@ -13,7 +13,7 @@ use crate::{
         tunnel::HBONE_PORT,
     },
     model::{
-        ServiceKey, SidecarScope,
+        ServiceKey, SidecarScope, destination_rule,
         gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
         output_limit,
         service::{Protocol, ScopedService},
@@ -50,6 +50,8 @@ struct Listed<'m> {
     /// The VirtualServices of each Gateway with TCP servers.
     routes: BTreeMap<SmolStr, RoutesOfGateway<'m>>,
     counts: ChainCounts,
+    /// Chains of servers with `AUTO_PASSTHROUGH`.
+    auto_passthrough: ChainCounts,
 }
 
 /// The number of filter chains of each namespace so far, in all listeners.
@@ -62,6 +64,13 @@ impl ChainCounts {
         let count = self.0.entry(SmolStr::new(namespace)).or_default();
         *count = count.saturating_add(chains);
         (*count).max(FIRST_PLACE).next_power_of_two()
+    }
+
+    /// Counts chains of a namespace, and returns the place of the first one.
+    fn first_place(&mut self, namespace: &str, chains: usize) -> usize {
+        let first = self.place(namespace, chains.min(1));
+        self.place(namespace, chains.saturating_sub(1));
+        first
     }
 
     /// Counts the chain of plaintext HTTP servers for the namespace with the fewest chains: any tenant may open a port,
@@ -232,9 +241,12 @@ impl GatewayPart {
                 match server.tls().map(ServerTlsSettings::mode) {
                     Some(TlSmode::AutoPassthrough) => {
                         let services = reachable(ctx, scope, server);
+                        let chains = self.passed_through(ctx, &services);
                         ServerChain::AutoPassthrough {
                             gateway: server.gateway.clone(),
-                            place: listed.counts.place(namespace_of(&server.gateway), services.len()),
+                            place: listed
+                                .auto_passthrough
+                                .first_place(namespace_of(&server.gateway), chains),
                             services,
                         }
                     }
@@ -259,6 +271,20 @@ impl GatewayPart {
                 }
             })
             .collect()
+    }
+
+    /// Returns the number of chains of services with `AUTO_PASSTHROUGH`: one for each port and subset.
+    pub(super) fn passed_through(&self, ctx: &BuildContext, services: &[ScopedService]) -> usize {
+        let client = &self.client;
+        let namespace = &client.filters.namespace;
+        let services = services.iter().filter_map(|service| ctx.scoped(service));
+        let chains = services.map(|service| {
+            let rule = destination_rule::lookup(ctx.cx, ctx.mesh, namespace, &client.labels, &service);
+            let subsets = rule.map_or(0, |rule| rule.spec.subsets.len());
+            let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+            ports.count().saturating_mul(subsets + 1)
+        });
+        chains.fold(0, usize::saturating_add)
     }
 
     fn tcp_server<'m>(
@@ -320,4 +346,19 @@ fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -
     let services = scope.services.iter().filter(covered).map(|key| scope.scoped(key));
     let is_inside = |service: &ScopedService| ctx.scoped(service).is_some_and(|service| !service.mesh_external);
     services.filter(is_inside).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_count_all_chains_before() {
+        let mut counts = ChainCounts::default();
+        assert_eq!(counts.first_place("one", 0), FIRST_PLACE);
+        assert_eq!(counts.first_place("one", 5000), FIRST_PLACE);
+        assert_eq!(counts.first_place("one", 3), 8192);
+        assert_eq!(counts.place("one", 1), 8192);
+        assert_eq!(counts.first_place("two", 3), FIRST_PLACE);
+    }
 }

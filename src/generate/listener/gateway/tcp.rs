@@ -115,7 +115,8 @@ impl ListenerBuilder<'_> {
         chains
     }
 
-    /// Returns a chain for each port and subset of each service, to the cluster with the name of the SNI.
+    /// Returns a chain for each port and subset of each service, to the cluster with the name of the SNI. `place` is
+    /// that of the first chain.
     pub(super) fn auto_passthrough_chains(
         &self,
         gateway: &str,
@@ -137,9 +138,8 @@ impl ListenerBuilder<'_> {
                 let subsets = rule.into_iter().flat_map(traffic_policy::subset_names);
                 for subset in std::iter::once("").chain(subsets) {
                     let cluster = name::sni_cluster(port.number, subset, host);
-                    // The place counts services, which may have several ports and subsets.
-                    let so_far = chains.len().next_power_of_two().max(place);
-                    if self.exceeds_limit(gateway, SERVERS, size, so_far) {
+                    let place = place.saturating_add(chains.len()).next_power_of_two();
+                    if self.exceeds_limit(gateway, SERVERS, size, place) {
                         chains.push(Chain {
                             sni: vec![cluster],
                             alpns: MESH_ALPNS,

@@ -299,6 +299,46 @@ fn r21_matches_count_once_for_all_servers_of_a_port() {
     assert!(chains.iter().all(is_served));
 }
 
+/// All namespaces declare services, and their chains have no policies.
+#[test]
+fn r21_services_that_are_passed_through_deny_no_other_servers() {
+    let hosts: Vec<String> = (0..600).map(|number| format!("h{number}.example.com")).collect();
+    let services = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: many, namespace: two}
+spec:
+  hosts: [HOSTS]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{number: 80, name: t, protocol: TCP}]
+";
+    let services = services.replace("HOSTS", &hosts.join(", "));
+    let gateway = "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: g, namespace: one}
+spec:
+  selector: {istio: edge}
+  servers:
+  - {port: {number: 15443, name: t, protocol: TLS}, hosts: ['*.example.com'], tls: {mode: AUTO_PASSTHROUGH}}
+  - {port: {number: 443, name: h, protocol: HTTPS}, hosts: [one.com], tls: {mode: SIMPLE, credentialName: c}}
+---
+";
+    let policy = denying(20_000).replace("{name: d}", "{name: d, namespace: edge}");
+    let config = [policy.as_str(), gateway, &services].concat();
+    let metadata = json!({"SERVICE_ACCOUNT": "edge", "LABELS": {"istio": "edge"}});
+    let router = fixture::client("router~10.1.0.7~edge.edge~edge.svc.cluster.local", &metadata);
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", config.as_str())];
+    let fixture = Fixture::new("", &files, vec![router]);
+    let passed_through = fixture.get("0.0.0.0_15443");
+    assert_eq!(passed_through["filterChains"].as_array().map(Vec::len), Some(600));
+    let served = fixture.get("0.0.0.0_443")["filterChains"][0]["filters"].clone();
+    let manager = connection_manager(&served).expect("a connection manager");
+    assert!(manager["rds"].is_object(), "{:?}", fixture.store.notes());
+    assert!(manager.to_string().contains("rbac.v3"));
+}
+
 /// The keys that the filter of every inbound chain checks tokens with.
 fn token_keys(virtual_inbound: &Value) -> Vec<String> {
     let filters = virtual_inbound["filterChains"].as_array().expect("chains").iter();
