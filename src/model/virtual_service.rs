@@ -97,8 +97,6 @@ pub struct VirtualServiceSummary {
     pub by_port: bool,
     /// True if some HTTP route matches every request, so that every client has a route.
     pub unconditional: bool,
-    /// The number of matches of its TLS routes, each of which is a filter chain of a gateway.
-    pub tls_matches: usize,
 }
 
 impl VirtualServiceSummary {
@@ -468,8 +466,15 @@ pub fn summary(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualS
             .any(|condition| !condition.gateways.is_empty()),
         by_port: row.http.as_written().any(mentions_port),
         unconditional: row.http.as_written().any(|http| http.r#match.is_empty()),
-        tls_matches: row.tls.iter().map(|route| route.r#match.len()).sum(),
     })
+}
+
+/// Derives the number of matches of the TLS routes, each of which is a filter chain of a gateway; no row without any.
+/// Scopes of sidecars depend on the summary, but not on this number.
+pub fn tls_match_count(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<usize> {
+    let row = mesh.virtual_services.get(cx, key)?;
+    let count: usize = row.tls.iter().map(|route| route.r#match.len()).sum();
+    (count > 0).then_some(count)
 }
 
 /// Returns true if the listener's port is matched or used: traces contain it for routes without a single cluster, and

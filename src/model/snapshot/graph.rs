@@ -784,6 +784,8 @@ graph! {
     /// Visibility and destinations of VirtualServices.
     table virtual_service_summaries (ObjectKey, VirtualServiceSummary)
         from (virtual_services) = virtual_service::summary;
+    /// The number of TLS matches of VirtualServices that have any.
+    table tls_match_counts (ObjectKey, usize) from (virtual_services) = virtual_service::tls_match_count;
     /// VirtualServices by gateway, and those of gateway `mesh` by the namespace that sees them.
     index virtual_services_by_gateway ((ExportNamespace, SmolStr), ObjectKey, VirtualServiceSummary)
         from (virtual_service_summaries) = virtual_service::export_keys;

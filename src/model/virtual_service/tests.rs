@@ -8,7 +8,7 @@ use crate::{
     },
     proto::istio::networking::v1alpha3::{
         Delegate, Destination as Target, HttpMatchRequest, HttpRoute, HttpRouteDestination, ServiceEntry, ServicePort,
-        StringMatch, string_match::MatchType,
+        StringMatch, TlsMatchAttributes, TlsRoute, string_match::MatchType,
     },
 };
 
@@ -216,6 +216,28 @@ fn index_keys_do_not_multiply_gateways_with_namespaces() {
     let mut keys = 0;
     export_keys(&key, summary, &mut |_| keys += 1);
     assert_eq!(keys, 200);
+}
+
+/// All scopes that see a VirtualService depend on its summary.
+#[test]
+fn summary_does_not_depend_on_the_number_of_tls_matches() {
+    let with = |matches: usize| {
+        let written = networking::VirtualService {
+            tls: vec![TlsRoute {
+                r#match: vec![TlsMatchAttributes::default(); matches],
+                ..Default::default()
+            }],
+            ..spec(&["x"], Vec::new())
+        };
+        let mesh = world(vec![service("a/x", 0, written)]).snapshot;
+        let (cx, key) = (Cx::untracked(), key("a/x"));
+        let summary = mesh.virtual_service_summaries.get(&cx, &key).expect("a summary");
+        let count = mesh.tls_match_counts.get(&cx, &key);
+        (VirtualServiceSummary::clone(summary), count.map(|count| **count))
+    };
+    let (none, one, two) = (with(0), with(1), with(2));
+    assert_eq!((none.1, one.1, two.1), (None, Some(1), Some(2)));
+    assert_eq!(one.0, two.0);
 }
 
 #[test]

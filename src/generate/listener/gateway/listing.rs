@@ -254,10 +254,10 @@ impl GatewayPart {
                         let server = self.tcp_server(ctx, scope, server, listed);
                         let keys = server.routes.iter().map(|binding| &binding.virtual_service);
                         let places = keys.map(|key| {
-                            let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key);
-                            let summary = summary.filter(|_| counted.insert(key.clone()));
-                            let chains = summary.map_or(0, |summary| summary.tls_matches);
-                            listed.counts.place(key.namespace.as_str(), chains)
+                            let matches = ctx.mesh.tls_match_counts.get(ctx.cx, key);
+                            let matches = matches.filter(|_| counted.insert(key.clone()));
+                            let chains = matches.map_or(0, |matches| **matches);
+                            listed.counts.place(&key.namespace, chains)
                         });
                         ServerChain::Passthrough {
                             places: places.collect(),
