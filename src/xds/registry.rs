@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use imbl::OrdSet;
 use smol_str::{SmolStr, format_smolstr};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -123,8 +124,8 @@ pub struct TypeStatus {
     pub resource_type: ResourceType,
     /// True for a wildcard subscription.
     pub wildcard: bool,
-    /// The names of the subscription, sorted.
-    pub names: Vec<SmolStr>,
+    /// The names of the subscription, shared with it: a page shows ten thousand clients with thousands of names each.
+    pub names: OrdSet<SmolStr>,
     /// The nonce of the last response; empty before the first one.
     pub nonce_sent: SmolStr,
     /// The nonce of the last response that was acknowledged.
@@ -328,7 +329,7 @@ impl LiveConnection {
             .map(|(resource_type, watched)| TypeStatus {
                 resource_type,
                 wildcard: watched.wildcard,
-                names: watched.names.iter().cloned().collect(),
+                names: watched.names.clone(),
                 nonce_sent: watched.nonce_sent.clone(),
                 nonce_acked: watched.nonce_acked.clone(),
                 last_error: watched.last_error.clone(),
@@ -486,6 +487,20 @@ mod tests {
         assert!(refused.is_err_and(|error| error.to_string().contains("PILOT_XDS_SUBSCRIPTION_MEMORY_MB")));
         drop((large, larger, gateway, small, huge));
         assert_eq!(registry.cache.held().get(), 0);
+    }
+
+    #[test]
+    fn the_state_of_a_type_shares_the_names_of_the_subscription() {
+        let registry = Arc::new(ConnectionRegistry::new(Arc::default(), None));
+        let client = subscriber(&registry, &Source::Address(None), "client", 5000);
+        let types = client.connection.types();
+        let state = client.connection.state();
+        let watched = state
+            .connection
+            .watched(ResourceType::Endpoint)
+            .expect("a subscription");
+        assert_eq!((types.len(), types[0].names.len()), (1, 5000));
+        assert!(types[0].names.ptr_eq(&watched.names));
     }
 
     #[test]

@@ -305,7 +305,7 @@ async fn state_of_the_world_streams_work_over_tcp() {
     assert!(live[0].peer.is_some_and(|peer| peer.ip().is_loopback()));
     let types = live[0].types();
     assert_eq!(types[0].nonce_acked, types[0].nonce_sent);
-    assert_eq!(types[1].names, ["a", "b"]);
+    assert_eq!(types[1].names.iter().collect::<Vec<_>>(), ["a", "b"]);
     assert!(types[1].sent_at.is_some());
     assert!((fixture.metric("pilot_xds", &[]) - 1.0).abs() < f64::EPSILON);
     assert!((fixture.metric("pilot_xds_pushes", &["cds"]) - 1.0).abs() < f64::EPSILON);

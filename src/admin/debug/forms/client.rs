@@ -37,10 +37,11 @@ pub(in crate::admin::debug) fn clients(clients: Vec<Value>) -> Value {
 /// Returns a client of `adsz`. Labels and locality are those of the registry, once the client has a class.
 pub(in crate::admin::debug) fn client(live: &LiveConnection, class: Option<&ProxyClass>) -> Value {
     let mut client = connection(live);
-    let watches: Map<String, Value> = live
-        .types()
-        .into_iter()
-        .map(|status| (status.resource_type.url().to_owned(), json!(status.names)))
+    let names = |status: &TypeStatus| status.names.iter().map(|name| json!(name)).collect::<Value>();
+    let types = live.types();
+    let watches = types.iter();
+    let watches: Map<String, Value> = watches
+        .map(|status| (status.resource_type.url().to_owned(), names(status)))
         .collect();
     let labels = class.map_or_else(|| live.proxy.labels(), |class| (*class.labels).clone());
     client["locality"] = locality(&labels, &live.proxy.node_locality);
