@@ -1,6 +1,6 @@
 //! HTTP servers: `/ready` and debug pages on `--httpAddr`, metrics and version on `--monitoringAddr`.
 
-use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -26,8 +26,8 @@ use crate::{
     environment::{self, Environment},
     generate::{
         ResourceKey,
-        resource::{Built, Note},
-        store::ConfigStore,
+        resource::Built,
+        store::{self, ConfigStore},
     },
     model::{MeshSnapshot, World},
     push::push_loop::{Inspect, PushHandle},
@@ -51,7 +51,6 @@ struct Pages {
 
 /// The inputs of gauges and counters from the thread of pushes.
 struct Collected {
-    notes: BTreeSet<Note>,
     resources: Table<ResourceKey, Built>,
     mesh: Arc<MeshSnapshot>,
     observed: Observed,
@@ -124,7 +123,8 @@ async fn metrics_page(State(pages): State<Arc<Pages>>, Extension(form): Extensio
         .set(environment::now().saturating_duration_since(started).as_secs_f64());
     if let Some(collected) = answer(&pages.inspect, ANSWER_TIMEOUT).await {
         let features = &collected.mesh.installation.features;
-        pages.notes.set(&collected.notes, features.pilot_envoy_filter_stats);
+        let notes = store::notes(&collected.resources);
+        pages.notes.set(&notes, features.pilot_envoy_filter_stats);
         pages
             .notes
             .count_certificates(&collected.resources, environment::wall_clock());
@@ -136,7 +136,6 @@ async fn metrics_page(State(pages): State<Arc<Pages>>, Extension(form): Extensio
 /// Returns what gauges are computed from; `None` if the thread of pushes does not answer within this time.
 async fn answer(inspect: &mpsc::Sender<Inspect>, limit: Duration) -> Option<Collected> {
     let collect = |world: &World, store: &ConfigStore| Collected {
-        notes: store.notes(),
         resources: store.resources().clone(),
         mesh: world.snapshot(),
         observed: Observed::of(store),

@@ -374,8 +374,7 @@ impl ConfigStore {
 
     /// Returns the notes of all present resources, each once, sorted.
     pub fn notes(&self) -> BTreeSet<Note> {
-        let rows = self.resources.table().rows(&Cx::untracked()).clone();
-        rows.iter().flat_map(|(_, built)| built.notes.iter().cloned()).collect()
+        notes(self.resources())
     }
 
     /// Returns the size of the store, in constant time.
@@ -506,6 +505,16 @@ impl ConfigStore {
         published.sort_by(|(a, _), (b, _)| a.cmp(b));
         published
     }
+}
+
+/// Returns the notes of resources, each once, sorted. It reads every resource, so pages call it with a copy of
+/// [`ConfigStore::resources`], and not on the thread that owns the store, where pushes would wait for it.
+pub fn notes(resources: &Table<ResourceKey, Built>) -> BTreeSet<Note> {
+    let cx = Cx::untracked();
+    let all = resources.iter(&cx).flat_map(|(_, built)| &built.notes);
+    // Many resources have equal ones, such as those of a patch that applies to all of them.
+    let distinct: BTreeSet<&Note> = all.collect();
+    distinct.into_iter().cloned().collect()
 }
 
 /// Inputs of evaluations, from which each makes a [`BuildContext`] of its own.

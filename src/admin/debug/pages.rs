@@ -20,9 +20,9 @@ use crate::{
     admin::access::DebugScope,
     base::Hostname,
     environment::wall_clock,
-    generate::{ResourceType, patch::set, store::ConfigStore},
+    generate::{ResourceType, patch::set, store},
     ingest::remote::SyncStatus,
-    model::{MeshSnapshot, ScopeKey, World},
+    model::{MeshSnapshot, ScopeKey},
     proto::json,
     push::push_loop::PushHandle,
     table::Cx,
@@ -314,20 +314,24 @@ pub(super) async fn clusterz(State(sources): Shown, Query(parameters): Query<Par
 
 /// Lists the findings of generation in the form of Istio's push status.
 pub(super) async fn push_status(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
-    let notes = PushHandle::ask(&sources.inspect, |_, store| store.notes()).await;
+    let resources = PushHandle::ask(&sources.inspect, |_, store| store.resources().clone()).await;
+    let notes = resources.map(|resources| store::notes(&resources));
     reply(&parameters, &state::push_status(&notes.unwrap_or_default()))
 }
 
 /// Lists the notes of generation: conflicts, omitted filters, missing references, patches without effect.
 pub(super) async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
-    let noted = |world: &World, store: &ConfigStore| {
-        let mut notes = store.notes();
-        let unused = set::unused(&world.snapshot(), &notes);
+    let copied = PushHandle::ask(&sources.inspect, |world, store| {
+        (world.snapshot(), store.resources().clone())
+    });
+    let noted = copied.await.map(|(mesh, resources)| {
+        let mut notes = store::notes(&resources);
+        let unused = set::unused(&mesh, &notes);
         notes.retain(|note| note.code != set::STATUS);
         notes.extend(unused);
         notes
-    };
-    let notes = PushHandle::ask(&sources.inspect, noted).await.unwrap_or_default();
+    });
+    let notes = noted.unwrap_or_default();
     let rows = notes
         .iter()
         .map(|note| json!({ "code": note.code, "detail": note.detail.as_str() }))
