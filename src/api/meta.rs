@@ -116,6 +116,20 @@ impl Meta {
     }
 }
 
+/// Returns metadata with no other annotations than these. Objects of clusters have many that nothing reads: those of an
+/// injected pod take two kilobytes, and controllers change some of them all the time.
+pub(super) fn with_annotations(meta: Shared<Meta>, names: &[&'static str]) -> Shared<Meta> {
+    if meta.annotations.iter().all(|(name, _)| names.contains(&name.as_str())) {
+        return meta;
+    }
+    let kept = |name: &&'static str| Some((SmolStr::new_static(name), meta.annotations.get(*name)?.clone()));
+    let annotations = names.iter().filter_map(kept).collect();
+    Shared::new(Meta {
+        annotations,
+        ..(*meta).clone()
+    })
+}
+
 /// An object as metadata and specification.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config<T> {

@@ -108,8 +108,6 @@ pub fn candidates(inputs: &InputWriters) -> Vec<WorkloadKey> {
     pods.chain(entries).collect()
 }
 
-/// Annotation by which a node's agent marks pods whose traffic goes through the node's ztunnel.
-pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// Label of endpoints that accept tunnels, with their protocols.
 pub const TUNNEL_LABEL: &str = "networking.istio.io/tunnel";
 /// HBONE as a tunnel protocol.

@@ -7,7 +7,7 @@ use crate::{
     api::{
         FieldError, Meta,
         field::{FieldErrors, Fields},
-        meta::Keyed,
+        meta::{Keyed, with_annotations},
     },
     base::{ObjectKey, Shared},
 };
@@ -15,7 +15,7 @@ use crate::{
 /// An EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// Metadata.
+    /// Metadata without annotations.
     pub meta: Shared<Meta>,
     /// The label `kubernetes.io/service-name`; empty if the slice belongs to no Service.
     pub service_name: SmolStr,
@@ -79,7 +79,7 @@ impl EndpointSlice {
         errors.finish(Self {
             service_name: service_name.cloned().unwrap_or_default(),
             mirrored: meta.labels.contains_key("multicluster.kubernetes.io/service-name"),
-            meta,
+            meta: with_annotations(meta, &[]),
             address_type: root.text("addressType"),
             ports,
             not_tcp,

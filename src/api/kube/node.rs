@@ -7,7 +7,7 @@ use crate::{
     api::{
         FieldError, Meta,
         field::{FieldErrors, Fields},
-        meta::Keyed,
+        meta::{Keyed, with_annotations},
     },
     base::{ObjectKey, Shared},
 };
@@ -15,7 +15,7 @@ use crate::{
 /// A node: its locality labels, and addresses for NodePort gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Metadata.
+    /// Metadata without annotations.
     pub meta: Shared<Meta>,
     /// `status.addresses` of type `ExternalIP`.
     pub external_ips: Vec<SmolStr>,
@@ -35,7 +35,7 @@ impl Node {
         let external_ips = external_ips.filter(|address| !address.is_empty()).collect();
         let kubelet_version = status.object("nodeInfo").text("kubeletVersion");
         errors.finish(Self {
-            meta,
+            meta: with_annotations(meta, &[]),
             external_ips,
             kubelet_version,
         })

@@ -9,15 +9,18 @@ use crate::{
     api::{
         FieldError, Meta,
         field::{FieldErrors, Fields},
-        meta::Keyed,
+        meta::{Keyed, with_annotations},
     },
     base::{ClusterId, Namespace, ObjectKey, Shared},
 };
 
+/// Annotation by which a node's agent marks pods whose traffic goes through the node's ztunnel.
+pub const REDIRECTION: &str = "ambient.istio.io/redirection";
+
 /// A pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Metadata.
+    /// Metadata, of annotations only [`REDIRECTION`].
     pub meta: Shared<Meta>,
     /// `metadata.uid`.
     pub uid: SmolStr,
@@ -80,7 +83,7 @@ impl Pod {
         let (workload_name, workload_kind) = owner(&meta, &metadata);
         let named = meta.labels.get("service.istio.io/workload-name").cloned();
         let pod = Self {
-            meta,
+            meta: with_annotations(meta, &[REDIRECTION]),
             uid: metadata.text("uid"),
             ips,
             node_name: spec.text("nodeName"),

@@ -208,6 +208,23 @@ fn slices_nodes_and_config_maps_are_parsed() {
     assert_eq!(map.keys, "ca.crt, mesh");
 }
 
+#[test]
+fn annotations_that_nothing_reads_are_dropped() {
+    let object = |redirection: &str, other: &str| {
+        json!({"metadata": {"name": "a",
+            "annotations": {"a/b": other, "ambient.istio.io/redirection": redirection, "x": other}}})
+    };
+    let pod = |object: &Value| Pod::parse(meta(Kind::Pod, object), object).unwrap();
+    let enabled = pod(&object("enabled", "1"));
+    assert_eq!(enabled, pod(&object("enabled", "2")));
+    assert_ne!(enabled, pod(&object("disabled", "1")));
+    assert_eq!(enabled.meta.annotations.len(), 1);
+    let object = object("enabled", "1");
+    let slice = EndpointSlice::parse(meta(Kind::EndpointSlice, &object), &object).unwrap();
+    let node = Node::parse(meta(Kind::Node, &object), &object).unwrap();
+    assert_eq!((slice.meta.annotations.len(), node.meta.annotations.len()), (0, 0));
+}
+
 fn any_json() -> impl Strategy<Value = Value> {
     let keys = "metadata|name|namespace|labels|spec|status|ports|port|targetPort|selector|podIPs|conditions|containers\
         |data|stringData|addresses|endpoints|targetRef|ownerReferences|creationTimestamp";

@@ -24,13 +24,14 @@ use crate::{
         kube::{
             EndpointSlice, Pod,
             endpoint_slice::{PodReference, SliceEndpoint},
+            pod::REDIRECTION,
         },
     },
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, select},
     model::{
         MeshSnapshot, ServiceKey, canonical,
         inputs::InputWriters,
-        workload::{REDIRECTION, TUNNEL_HTTP, TUNNEL_LABEL, address_name, entry_labels, entry_name, label_map},
+        workload::{TUNNEL_HTTP, TUNNEL_LABEL, address_name, entry_labels, entry_name, label_map},
     },
     proto::istio::{
         networking::v1alpha3::{ServiceEntry, WorkloadEntry, service_entry::Resolution},
