@@ -1,6 +1,10 @@
 //! Injection of pods: starts the tasks that follow its inputs.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use ::kube::Client;
 use tokio::sync::watch;
@@ -27,8 +31,29 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// The running tasks of injection.
 pub(super) struct Injection {
     injector: InjectorReceiver,
-    environment: Arc<watch::Sender<inject::Environment>>,
+    environment: Arc<PreparedEnvironment>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
+}
+
+/// The environment of injection for the present mesh. It is made first, so that no request waits for it.
+struct PreparedEnvironment {
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    out: watch::Sender<inject::Environment>,
+    /// The mesh that it was made for. Locked while it is made, by the task that follows the mesh or at the start.
+    last: Mutex<Option<Arc<MeshSnapshot>>>,
+}
+
+impl PreparedEnvironment {
+    /// Publishes the environment of the present mesh, if it is another one.
+    fn update(&self) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mesh = self.mesh.borrow().clone();
+        let mut environment = self.out.borrow().clone();
+        if injection::follow_mesh(&mut environment, &mesh, last.as_deref()) {
+            self.out.send_replace(environment);
+        }
+        *last = Some(mesh);
+    }
 }
 
 impl Injection {
@@ -54,8 +79,12 @@ impl Injection {
         let (injector, following) = source.start(&environment.registry)?;
         let tasks = &environment.tasks;
         tasks.spawn_until_shutdown("injector configuration", following);
-        let (pods, _) = watch::channel(of_process(settings, installation));
-        let pods = Arc::new(pods);
+        let (out, _) = watch::channel(of_process(settings, installation));
+        let pods = Arc::new(PreparedEnvironment {
+            mesh: mesh.clone(),
+            out,
+            last: Mutex::default(),
+        });
         tasks.spawn_until_shutdown("injection inputs", follow(mesh.clone(), pods.clone()));
         Ok(Some(Self {
             injector,
@@ -68,7 +97,7 @@ impl Injection {
     pub(super) fn inputs(&self, settings: &Settings) -> InjectionInputs {
         InjectionInputs {
             injector: self.injector.clone(),
-            environment: self.environment.subscribe(),
+            environment: self.environment.out.subscribe(),
             mesh: self.mesh.clone(),
             variables: Arc::new(settings.variables.clone()),
         }
@@ -85,7 +114,7 @@ impl Injection {
         environment.tasks.spawn_until_shutdown("gateway templates", publishing);
         GatewayInputs {
             injector,
-            environment: self.environment.subscribe(),
+            environment: self.environment.out.subscribe(),
             tags,
             variables: Arc::new(environment.settings.variables.clone()),
         }
@@ -106,8 +135,7 @@ impl Injection {
         let is_known = |state: &InjectorState| !matches!(state, InjectorState::Unknown);
         // An error means that the task has ended, as it does at shutdown.
         let _ = self.injector.wait_for(is_known).await;
-        let mesh = self.mesh.borrow().clone();
-        prepare(&mesh, &self.environment);
+        self.environment.update();
     }
 }
 
@@ -122,13 +150,6 @@ async fn publish_valid(mut injector: InjectorReceiver, out: watch::Sender<Option
             return;
         }
     }
-}
-
-/// Publishes the environment of a mesh. It is made first, so that no request waits for it.
-fn prepare(mesh: &MeshSnapshot, out: &watch::Sender<inject::Environment>) {
-    let mut environment = out.borrow().clone();
-    injection::follow_mesh(&mut environment, mesh);
-    out.send_replace(environment);
 }
 
 /// Returns the part of the environment that does not change.
@@ -150,10 +171,10 @@ fn of_process(settings: &Settings, installation: &Installation) -> inject::Envir
     }
 }
 
-async fn follow(mut mesh: watch::Receiver<Arc<MeshSnapshot>>, out: Arc<watch::Sender<inject::Environment>>) {
+async fn follow(mut mesh: watch::Receiver<Arc<MeshSnapshot>>, environment: Arc<PreparedEnvironment>) {
     loop {
-        let snapshot = mesh.borrow_and_update().clone();
-        prepare(&snapshot, &out);
+        mesh.mark_unchanged();
+        environment.update();
         tokio::time::sleep(INTERVAL).await;
         if mesh.changed().await.is_err() {
             return;

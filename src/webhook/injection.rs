@@ -12,7 +12,7 @@ use crate::{
         proxy_variables,
     },
     model::snapshot::MeshSnapshot,
-    table::Cx,
+    table::{Cx, Key, Table},
 };
 
 /// The outcome for a pod.
@@ -92,22 +92,38 @@ fn namespace(mesh: &MeshSnapshot, cluster: &ClusterId, name: &str) -> Namespace 
     }
 }
 
-/// Updates the part of an environment that follows from the mesh. Preparing an equal mesh config is skipped.
-pub fn follow_mesh(environment: &mut Environment, mesh: &MeshSnapshot) {
+/// Updates the part of an environment that follows from the mesh. `last` is the mesh that it followed before. Returns
+/// true if something has changed.
+pub fn follow_mesh(environment: &mut Environment, mesh: &MeshSnapshot, last: Option<&MeshSnapshot>) -> bool {
     let cx = Cx::untracked();
     let config = mesh.mesh_config(&cx);
-    if environment.mesh.config() != config {
+    let has_new_config = environment.mesh.config() != config;
+    if has_new_config {
         environment.mesh = Arc::new(Mesh::new(config.clone()));
     }
-    let clusters = kubelets(mesh).into_iter();
-    let clusters = clusters.map(|(cluster, kubelets)| (cluster, Arc::new(kubelets)));
-    environment.clusters = Arc::new(clusters.collect());
-    let mut configs: Vec<_> = mesh.proxy_configs.iter(&cx).map(|(_, config)| config).collect();
-    configs.sort_by(|a, b| a.meta.age_order().cmp(&b.meta.age_order()));
-    let configs = configs.into_iter();
-    environment.proxy_configs = configs
-        .map(|config| (config.meta.key.namespace.to_string(), config.spec.clone()))
-        .collect();
+    // A mesh of many clusters has thousands of nodes and namespaces, and nearly all of its changes are others.
+    let has_new_clusters =
+        last.is_none_or(|last| differs(&mesh.nodes, &last.nodes) || differs(&mesh.namespaces, &last.namespaces));
+    if has_new_clusters {
+        let clusters = kubelets(mesh).into_iter();
+        let clusters = clusters.map(|(cluster, kubelets)| (cluster, Arc::new(kubelets)));
+        environment.clusters = Arc::new(clusters.collect());
+    }
+    let has_new_proxy_configs = last.is_none_or(|last| differs(&mesh.proxy_configs, &last.proxy_configs));
+    if has_new_proxy_configs {
+        let mut configs: Vec<_> = mesh.proxy_configs.iter(&cx).map(|(_, config)| config).collect();
+        configs.sort_by(|a, b| a.meta.age_order().cmp(&b.meta.age_order()));
+        let configs = configs.into_iter();
+        environment.proxy_configs = configs
+            .map(|config| (config.meta.key.namespace.to_string(), config.spec.clone()))
+            .collect();
+    }
+    has_new_config || has_new_clusters || has_new_proxy_configs
+}
+
+/// Returns true if a table differs from an earlier one. What both share is not compared.
+fn differs<K: Key, V: PartialEq>(now: &Table<K, V>, earlier: &Table<K, V>) -> bool {
+    now.differences(earlier).next().is_some()
 }
 
 /// Returns the kubelets of all known clusters.
@@ -170,7 +186,7 @@ templates:
             platform: Platform::OpenShift,
             ..Environment::default()
         };
-        follow_mesh(&mut environment, &mesh);
+        follow_mesh(&mut environment, &mesh, None);
         let request = Request {
             namespace: "a".to_owned(),
             object: json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "web"}]}}),
@@ -183,6 +199,24 @@ templates:
         let operations = patch.as_array().into_iter().flatten();
         let mut images = operations.filter_map(|operation| operation["value"]["image"].as_str());
         images.next().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn nodes_are_read_again_only_after_a_change() {
+        let node = "apiVersion: v1\nkind: Node\nmetadata: {name: node}\n\
+                    status: {nodeInfo: {kubeletVersion: v1.34.1}}\n";
+        let service = "---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\n\
+                       spec: {clusterIP: 10.0.0.1, ports: [{name: http, port: 80}]}\n";
+        let mesh = |text: &str| fixture::folder_world(Installation::default(), &[("kube.yaml", text)]).snapshot();
+        let (first, second) = (mesh(node), mesh(&format!("{node}{service}")));
+        let mut environment = Environment::default();
+        assert!(follow_mesh(&mut environment, &first, None));
+        let clusters = environment.clusters.clone();
+        assert!(!follow_mesh(&mut environment, &second, Some(&*first)));
+        assert!(Arc::ptr_eq(&environment.clusters, &clusters));
+        let upgraded = mesh(&node.replace("34", "35"));
+        assert!(follow_mesh(&mut environment, &upgraded, Some(&*second)));
+        assert_ne!(environment.clusters, clusters);
     }
 
     #[test]
