@@ -31,6 +31,7 @@ use super::{
     health::{WatchHealth, WatchState},
     object::Object,
 };
+use crate::task;
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
@@ -336,7 +337,8 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                 None
             }
         };
-        let page = match page::page(&bytes, &mut object) {
+        // A page of pods has megabytes. All watches may list at the same time, on the threads that serve proxies.
+        let page = match task::aside(|| page::page(&bytes, &mut object)) {
             Ok(page) => page,
             Err(error) => return Ok(Err(Failure::Unreachable(format!("cannot read list: {error}")))),
         };

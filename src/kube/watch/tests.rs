@@ -43,6 +43,15 @@ impl Fixture {
     }
 
     fn with(target: WatchTarget, metrics: &WatchMetrics, second: Duration) -> Self {
+        Self::converting(target, metrics, second, |object| object)
+    }
+
+    fn converting(
+        target: WatchTarget,
+        metrics: &WatchMetrics,
+        second: Duration,
+        convert: impl FnMut(Object) -> Object + Send + 'static,
+    ) -> Self {
         let (sender, requests) = mpsc::channel::<Request>(1);
         let service = tower::service_fn(move |request| {
             let sender = sender.clone();
@@ -61,7 +70,7 @@ impl Fixture {
         let watch = Watch {
             second,
             max_page_bytes: PAGE_BYTES,
-            ..Watch::new(client, target, health.clone(), |object| object, out)
+            ..Watch::new(client, target, health.clone(), convert, out)
         };
         Tasks::default().spawn("watch", watch.until_closed());
         Self {
@@ -499,4 +508,24 @@ async fn metadata_watches_request_partial_objects() {
     let watch = fixture.next_request().await;
     assert!(watch.accept.contains("as=PartialObjectMetadata;"), "{}", watch.accept);
     watch.accept_after("1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn other_tasks_continue_while_a_page_is_parsed() {
+    let (began, mut parsing) = mpsc::channel(1);
+    let (proceed, proceeds) = std::sync::mpsc::sync_channel(1);
+    let convert = move |object: Object| {
+        began.try_send(()).expect("one object");
+        let proceeded = proceeds.recv_timeout(Duration::from_secs(30));
+        proceeded.expect("the other task of this thread continues");
+        object
+    };
+    let metrics = WatchMetrics::new(&Registry::new()).unwrap();
+    let mut fixture = Fixture::converting(WatchTarget::all(pods()), &metrics, Duration::from_secs(1), convert);
+    fixture.next_request().await.list("1", &["a"], "");
+    parsing.recv().await.expect("a page");
+    Tasks::default().spawn("other task", async move {
+        proceed.send(()).expect("the page is parsed");
+    });
+    assert_eq!(fixture.next_event().await, "all a");
 }
