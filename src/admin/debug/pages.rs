@@ -145,8 +145,9 @@ pub(super) async fn adsz(
         vec![connection(&sources, &scope, &parameters)?]
     };
     let classes = sources.classes(&shown).await;
+    let mut left = client::NamesLeft::of_page(parameters.proxy_id.is_empty());
     let clients = shown.iter().zip(&classes);
-    let clients = clients.map(|(live, class)| client::client(live, class.as_deref()));
+    let clients = clients.map(|(live, class)| client::client(live, class.as_deref(), &mut left));
     Ok(reply(&parameters, &client::clients(clients.collect())))
 }
 

@@ -138,8 +138,8 @@ pub(super) const PAGES: &[Page] = &[
     page(
         "adsz",
         || get(adsz),
-        "connected clients with the resources that they watch. `proxyID` filters; `push=true` pushes pending changes \
-         without waiting for the debounce interval",
+        "connected clients with the resources that they watch, a million names at most. `proxyID` filters; `push=true` \
+         pushes pending changes without waiting for the debounce interval",
     )
     .queries(&["push=true"]),
     page(

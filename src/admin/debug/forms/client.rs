@@ -34,12 +34,38 @@ pub(in crate::admin::debug) fn clients(clients: Vec<Value>) -> Value {
     page
 }
 
-/// Returns a client of `adsz`. Labels and locality are those of the registry, once the client has a class.
-pub(in crate::admin::debug) fn client(live: &LiveConnection, class: Option<&ProxyClass>) -> Value {
+/// The number of names that a page shows. Ten thousand clients with thousands of names each would take gigabytes.
+const MAX_NAMES: usize = 1_000_000;
+
+/// The number of names that a page may still show.
+pub(in crate::admin::debug) struct NamesLeft(usize);
+
+impl NamesLeft {
+    /// Returns the number for a page about one client, or about all of them.
+    pub(in crate::admin::debug) fn of_page(is_of_all: bool) -> Self {
+        Self(if is_of_all { MAX_NAMES } else { usize::MAX })
+    }
+
+    /// Takes the names of a client. Returns false if they are too many.
+    fn take(&mut self, names: usize) -> bool {
+        let left = self.0.checked_sub(names);
+        self.0 = left.unwrap_or(self.0);
+        left.is_some()
+    }
+}
+
+/// Returns a client of `adsz`, without the names that it watches if they are too many. Labels and locality are those of
+/// the registry, once the client has a class.
+pub(in crate::admin::debug) fn client(
+    live: &LiveConnection,
+    class: Option<&ProxyClass>,
+    left: &mut NamesLeft,
+) -> Value {
     let mut client = connection(live);
     let names = |status: &TypeStatus| status.names.iter().map(|name| json!(name)).collect::<Value>();
     let types = live.types();
-    let watches = types.iter();
+    let is_shown = left.take(types.iter().map(|status| status.names.len()).sum());
+    let watches = types.iter().filter(|_| is_shown);
     let watches: Map<String, Value> = watches
         .map(|status| (status.resource_type.url().to_owned(), names(status)))
         .collect();
@@ -145,4 +171,18 @@ fn type_status(status: &TypeStatus) -> Value {
         status.last_error.as_deref().unwrap_or_default(),
     );
     Value::Object(entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_all_clients_shows_a_limited_number_of_names() {
+        let mut left = NamesLeft::of_page(true);
+        assert!(left.take(MAX_NAMES - 1));
+        assert!(!left.take(2));
+        assert!(left.take(1) && left.take(0) && !left.take(1));
+        assert!(NamesLeft::of_page(false).take(MAX_NAMES + 1));
+    }
 }
