@@ -9,12 +9,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{FutureExt, future::BoxFuture};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
     SharedSources, Sources,
-    forms::{certificate, client, dump::Dump, exposure, policy, proxy, scope, state},
+    forms::{certificate, client, dump::Dump, endpoint, exposure, policy, proxy, scope, state},
 };
 use crate::{
     admin::access::DebugScope,
@@ -52,12 +52,20 @@ const NO_PROXY: &str = "You must provide a proxyID in the query string\n";
 pub(super) type Shown = State<SharedSources>;
 
 pub(super) fn reply(parameters: &Parameters, value: &Value) -> Response {
+    written(parameters, value)
+}
+
+/// Returns a page that is made while it is written.
+fn written(parameters: &Parameters, page: &impl Serialize) -> Response {
     let text = if parameters.pretty.is_some() {
-        format!("{value:#}")
+        serde_json::to_string_pretty(page)
     } else {
-        value.to_string()
+        serde_json::to_string(page)
     };
-    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+    match text {
+        Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
 }
 
 /// Returns a page that is a function of the snapshot.
@@ -165,7 +173,11 @@ pub(super) async fn instancesz(State(sources): Shown, Query(parameters): Query<P
     let classes = sources.classes(&connections).await;
     let clients = connections.iter().map(|live| &**live);
     let clients = clients.zip(classes.iter().map(Option::as_ref));
-    reply(&parameters, &client::instances(&sources.mesh(), clients))
+    written(&parameters, &client::Instances::new(&sources.mesh(), clients))
+}
+
+pub(super) async fn endpoint_shards(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    written(&parameters, &endpoint::Shards(&sources.mesh()))
 }
 
 pub(super) async fn sidecarz(

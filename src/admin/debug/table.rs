@@ -15,9 +15,9 @@ use super::{
     SharedSources, Sources,
     forms::{ambient, endpoint, object, policy, scope, service, state},
     pages::{
-        self, Parameters, Shown, adsz, cachez, certificatez, clusterz, config_dump, connections, force_disconnect,
-        inject, instancesz, jwksz, notez, of_mesh, of_type, proxyz, push_status, reply, servicez, sidecarz, syncz,
-        telemetryz, watchz,
+        self, Parameters, Shown, adsz, cachez, certificatez, clusterz, config_dump, connections, endpoint_shards,
+        force_disconnect, inject, instancesz, jwksz, notez, of_mesh, of_type, proxyz, push_status, reply, servicez,
+        sidecarz, syncz, telemetryz, watchz,
     },
     status,
 };
@@ -195,12 +195,12 @@ pub(super) const PAGES: &[Page] = &[
     .of_proxy(),
     page(
         "endpointShardz",
-        || get(of_mesh(endpoint::shards)),
+        || get(endpoint_shards),
         "endpoints by service and cluster",
     ),
     page(
         "endpointz",
-        || get(of_mesh(endpoint::shards)),
+        || get(endpoint_shards),
         "the same as `endpointShardz`",
     ),
     page(

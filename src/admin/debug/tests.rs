@@ -69,6 +69,36 @@ fn network_gateways_are_listed() {
     assert_eq!(forms::endpoint::networks(&world.snapshot()), want);
 }
 
+#[test]
+fn endpoints_are_listed_by_host_and_namespace() {
+    let entry = |namespace: &str, host: &str, address: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\n\
+             metadata: {{name: {host}, namespace: {namespace}}}\n\
+             spec:\n  hosts: [{host}.example.com]\n  resolution: STATIC\n\
+             \x20 ports: [{{number: 80, name: http, protocol: HTTP}}]\n  endpoints: [{{address: {address}}}]\n"
+        )
+    };
+    let entries = [
+        entry("one", "a", "10.0.0.1"),
+        entry("two", "a", "10.0.0.2"),
+        entry("one", "b", "10.0.0.3"),
+    ];
+    let world = fixture::folder_world(Installation::default(), &[("entries.yaml", &entries.concat())]);
+    let page = serde_json::to_value(forms::endpoint::Shards(&world.snapshot())).expect("a page");
+    let address = |host: &str, namespace: &str| {
+        let shards = page[host][namespace]["Shards"].as_object();
+        let mut shards = shards.into_iter().flat_map(|shards| shards.values());
+        shards
+            .next()
+            .map_or(Value::Null, |shard| shard[0]["Addresses"][0].clone())
+    };
+    assert_eq!(address("a.example.com", "one"), "10.0.0.1");
+    assert_eq!(address("a.example.com", "two"), "10.0.0.2");
+    assert_eq!(address("b.example.com", "one"), "10.0.0.3");
+    assert_eq!(page.as_object().map(serde_json::Map::len), Some(2));
+}
+
 /// Returns a certificate that expires at this time, as PEM.
 fn certificate(host: &str, expires: SystemTime) -> String {
     let mut parameters = CertificateParams::new([host.to_owned()]).expect("parameters");

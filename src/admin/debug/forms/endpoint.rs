@@ -2,39 +2,54 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use smol_str::SmolStr;
 
 use super::{labels_or_null, list_or_null, service::registry_name};
 use crate::{
     model::{
-        Endpoint, MeshSnapshot,
-        endpoint::Health,
+        Endpoint, MeshSnapshot, ServiceKey,
+        endpoint::{Health, ServiceEndpoints},
         network::{GatewayIndex, NetworkGateway},
     },
     table::Cx,
 };
 
-/// Returns shards by cluster and provider, by host and namespace.
-pub(in crate::admin::debug) fn shards(mesh: &MeshSnapshot) -> Value {
-    let cx = Cx::untracked();
-    let mut hosts: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
-    for (key, row) in mesh.endpoints.iter(&cx).filter(|(_, row)| !row.endpoints.is_empty()) {
-        let service = mesh.services.get(&cx, key);
-        let registry = service.map_or("Kubernetes", |service| registry_name(service.registry));
-        let mut shards: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-        for of in &*row.endpoints {
-            let shard = shards.entry(format!("{registry}/{}", of.origin.cluster)).or_default();
-            shard.push(endpoint(of));
-        }
-        let accounts: BTreeSet<&SmolStr> = row.endpoints.iter().map(|endpoint| &endpoint.origin.identity).collect();
-        let accounts = accounts.into_iter().filter(|identity| !identity.is_empty());
-        let accounts: Map<String, Value> = accounts.map(|identity| (identity.to_string(), json!({}))).collect();
-        let shards = json!({ "Shards": shards, "ServiceAccounts": accounts });
-        let of_host = hosts.entry(key.hostname.as_str()).or_default();
-        of_host.insert(key.namespace.to_string(), shards);
+/// Shards by cluster and provider, by host and namespace. They are written host by host: as one value, those of a large
+/// mesh take six times the memory of their text.
+pub(in crate::admin::debug) struct Shards<'a>(pub(in crate::admin::debug) &'a MeshSnapshot);
+
+impl Serialize for Shards<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let cx = Cx::untracked();
+        let rows = self.0.endpoints.iter(&cx);
+        let mut rows = rows.filter(|(_, row)| !row.endpoints.is_empty()).peekable();
+        serializer.collect_map(std::iter::from_fn(|| {
+            let (first, row) = rows.next()?;
+            let mut of_host = BTreeMap::from([(first.namespace.as_str(), shards(self.0, first, row))]);
+            // Rows of one host are adjacent.
+            while let Some((key, row)) = rows.next_if(|(key, _)| key.hostname == first.hostname) {
+                of_host.insert(key.namespace.as_str(), shards(self.0, key, row));
+            }
+            Some((first.hostname.as_str(), of_host))
+        }))
     }
-    json!(hosts)
+}
+
+/// Returns the shards of a service.
+fn shards(mesh: &MeshSnapshot, key: &ServiceKey, row: &ServiceEndpoints) -> Value {
+    let service = mesh.services.get(&Cx::untracked(), key);
+    let registry = service.map_or("Kubernetes", |service| registry_name(service.registry));
+    let mut shards: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for of in &*row.endpoints {
+        let shard = shards.entry(format!("{registry}/{}", of.origin.cluster)).or_default();
+        shard.push(endpoint(of));
+    }
+    let accounts: BTreeSet<&SmolStr> = row.endpoints.iter().map(|endpoint| &endpoint.origin.identity).collect();
+    let accounts = accounts.into_iter().filter(|identity| !identity.is_empty());
+    let accounts: Map<String, Value> = accounts.map(|identity| (identity.to_string(), json!({}))).collect();
+    json!({ "Shards": shards, "ServiceAccounts": accounts })
 }
 
 fn endpoint(endpoint: &Endpoint) -> Value {
