@@ -1,8 +1,9 @@
 //! List and watch of one resource: all objects, then every change, until the receiver is closed.
 //!
 //! Note: a broken connection does not cause another list. The watch resumes after the last event or bookmark. Only a
-//! server that no longer knows that version (410), or that stays silent after it twice, makes it start over, and then
-//! the receiver gets the complete list. So no change is missed or invented, whatever fails.
+//! server that no longer knows that version (410), that has an older one after an outage, or that stays silent after it
+//! twice, makes it start over, and then the receiver gets the complete list. So no change is missed or invented,
+//! whatever fails.
 
 mod machine;
 mod page;
@@ -15,7 +16,8 @@ use ::kube::{
     client::Body,
     core::{ApiResource, Request, Resource},
 };
-use http::{Response, StatusCode};
+use bytes::Bytes;
+use http::{Response, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 use tokio::{
@@ -115,6 +117,16 @@ impl WatchTarget {
     fn request(&self, ask: &Ask) -> Result<http::Request<Vec<u8>>, ::kube::core::request::Error> {
         let request = Request::new(Object::url_path(&self.resource, self.namespace.as_deref()));
         match ask {
+            Ask::Probe => {
+                // With the selectors, because a role may grant no more.
+                let parameters = ListParams {
+                    label_selector: self.labels.clone(),
+                    field_selector: self.fields.clone(),
+                    limit: Some(1),
+                    ..ListParams::default()
+                };
+                request.list_metadata(&parameters)
+            }
             Ask::List { token, limit } => {
                 let parameters = ListParams {
                     label_selector: self.labels.clone(),
@@ -173,6 +185,8 @@ enum Failure {
         message: String,
         /// Hint.
         hint: String,
+        /// Delay before the next request that the server asks for.
+        retry_after: Option<Duration>,
     },
     /// A page, or a list without pages, has too many bytes.
     #[error("the list has more than {0} bytes")]
@@ -186,6 +200,16 @@ enum Failure {
     /// No event and no bookmark.
     #[error("no event within the idle timeout")]
     Silent,
+}
+
+impl Failure {
+    /// Returns the delay that the server asks for.
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
 }
 
 /// Watches until the receiver is closed. Waits if the receiver is slow.
@@ -260,11 +284,13 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             let began = Instant::now();
             let ended = match &ask {
                 Ask::List { .. } => self.list(&ask).await,
+                Ask::Probe => Ok(self.probe().await),
                 Ask::Watch { .. } => self.follow(&ask).await,
             };
             let Ok(ended) = ended else { return };
+            let mut is_asked = false;
             let wait = match (&ask, ended) {
-                (Ask::List { .. }, Ok(())) => Duration::ZERO,
+                (Ask::List { .. } | Ask::Probe, Ok(())) => Duration::ZERO,
                 (Ask::Watch { .. }, Ok(())) => self.machine.ended(began.elapsed()),
                 (_, Err(failure)) => {
                     let is_absent = self.is_absent(&failure);
@@ -284,6 +310,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                             return;
                         }
                     }
+                    is_asked = failure.retry_after().is_some();
                     self.machine.failed(&failure)
                 }
             };
@@ -291,7 +318,8 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                 self.health.enter(WatchState::Waiting);
                 tokio::select! {
                     () = sleep(self.second.mul_f64(wait.as_secs_f64())) => {}
-                    () = self.health.recovered() => {}
+                    // A server that asks for a delay works for others already.
+                    () = self.health.recovered(), if !is_asked => {}
                 }
             }
         }
@@ -312,22 +340,9 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         } else {
             self.max_page_bytes
         };
-        let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
-            if error.is::<LengthLimitError>() {
-                Failure::TooLarge(max_bytes)
-            } else {
-                unreachable(&*error)
-            }
-        };
-        let reading = async {
-            let response = self.send(ask).await?;
-            let body = Limited::new(response.into_body(), max_bytes).collect().await;
-            Ok(body.map_err(failed)?.to_bytes())
-        };
-        let bytes = match timeout(self.second * PAGE_TIMEOUT, reading).await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(failure)) => return Ok(Err(failure)),
-            Err(_) => return Ok(Err(Failure::Unreachable("the list did not arrive in time".to_owned()))),
+        let bytes = match self.read(ask, max_bytes).await {
+            Ok(bytes) => bytes,
+            Err(failure) => return Ok(Err(failure)),
         };
         let (health, convert) = (&self.health, &mut self.convert);
         let mut object = |value: Result<Value, String>| match value.and_then(named) {
@@ -349,6 +364,37 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             self.send_event(WatchEvent::Restarted(all)).await?;
         }
         Ok(Ok(()))
+    }
+
+    /// Reads the response to a list, within the time limit.
+    async fn read(&self, ask: &Ask, max_bytes: usize) -> Result<Bytes, Failure> {
+        let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
+            if error.is::<LengthLimitError>() {
+                Failure::TooLarge(max_bytes)
+            } else {
+                unreachable(&*error)
+            }
+        };
+        let reading = async {
+            let response = self.send(ask).await?;
+            let body = Limited::new(response.into_body(), max_bytes).collect().await;
+            Ok::<Bytes, Failure>(body.map_err(failed)?.to_bytes())
+        };
+        let read = timeout(self.second * PAGE_TIMEOUT, reading).await;
+        read.unwrap_or_else(|_| Err(Failure::Unreachable("the list did not arrive in time".to_owned())))
+    }
+
+    /// Asks for the present version of the server.
+    async fn probe(&mut self) -> Ended {
+        let bytes = self.read(&Ask::Probe, self.max_page_bytes).await?;
+        let mut skip = |_: Result<Value, String>| None::<()>;
+        let page = page::page(&bytes, &mut skip);
+        let page = page.map_err(|error| Failure::Unreachable(format!("cannot read list: {error}")))?;
+        if self.machine.probed(&page.version) {
+            tracing::warn!(watch = %self.target.name(), version = %page.version,
+                "API server has an older version than before, listing again");
+        }
+        Ok(())
     }
 
     /// Reads changes until the stream ends.
@@ -411,7 +457,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             }
         };
         if line.kind == "ERROR" {
-            return Err(self.refused(0, &line.object));
+            return Err(self.refused(0, None, &line.object));
         }
         let version = line.object["metadata"]["resourceVersion"].as_str();
         let version = version.unwrap_or_default().to_owned();
@@ -450,15 +496,18 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         if status.is_success() {
             return Ok(response);
         }
+        let retry_after = response.headers().get(RETRY_AFTER);
+        let retry_after: Option<u64> = retry_after.and_then(|seconds| seconds.to_str().ok()?.trim().parse().ok());
         let text = Limited::new(response.into_body(), ERROR_BYTES).collect().await;
         let text = text.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         let object = serde_json::from_slice(&text)
             .unwrap_or_else(|_| Value::from_iter([("message", String::from_utf8_lossy(&text).trim())]));
-        Err(self.refused(status.as_u16(), &object))
+        Err(self.refused(status.as_u16(), retry_after, &object))
     }
 
-    /// Returns the failure in a `Status`; its own code counts if the HTTP status has none.
-    fn refused(&self, code: u16, status: &Value) -> Failure {
+    /// Returns the failure in a `Status`; its own code counts if the HTTP status has none, and its own delay if there is
+    /// no header with one.
+    fn refused(&self, code: u16, retry_after: Option<u64>, status: &Value) -> Failure {
         let code = if code == 0 {
             status["code"]
                 .as_u64()
@@ -489,6 +538,10 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             code,
             message,
             hint: self.hint(code),
+            retry_after: retry_after
+                .or_else(|| status["details"]["retryAfterSeconds"].as_u64())
+                .filter(|seconds| *seconds > 0)
+                .map(Duration::from_secs),
         }
     }
 

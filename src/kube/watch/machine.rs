@@ -22,6 +22,8 @@ pub(super) enum Ask {
         /// Number of objects of the page; `None` for all, after pages expired before they were read.
         limit: Option<u32>,
     },
+    /// The present version of the server, before a watch resumes after an outage.
+    Probe,
     /// Changes after a version.
     Watch {
         /// Version.
@@ -52,8 +54,15 @@ pub(super) struct Machine<T> {
 }
 
 enum State<T> {
-    Listing { items: Vec<T>, token: Option<SmolStr> },
-    Watching { version: SmolStr },
+    Listing {
+        items: Vec<T>,
+        token: Option<SmolStr>,
+    },
+    Watching {
+        version: SmolStr,
+        /// True after an outage, from which the server may return with an older version.
+        is_doubtful: bool,
+    },
 }
 
 impl<T> State<T> {
@@ -83,7 +92,8 @@ impl<T> Machine<T> {
                 token: token.clone(),
                 limit: self.in_pages.then_some(self.page_size),
             },
-            State::Watching { version } => Ask::Watch { after: version.clone() },
+            State::Watching { is_doubtful: true, .. } => Ask::Probe,
+            State::Watching { version, .. } => Ask::Watch { after: version.clone() },
         }
     }
 
@@ -100,15 +110,35 @@ impl<T> Machine<T> {
         let items = std::mem::take(items);
         self.in_pages = true;
         self.page_size = PAGE;
-        self.state = State::Watching { version: page.version };
+        self.state = State::Watching {
+            version: page.version,
+            is_doubtful: false,
+        };
         Some(items)
+    }
+
+    /// Records the present version of the server. Returns true if it is older than that of the watch, which then starts
+    /// over: the server was restored from a backup. Without that, the watch would resume in another history as soon as
+    /// the server has reached the old version again.
+    pub(super) fn probed(&mut self, present: &str) -> bool {
+        let State::Watching { version, is_doubtful } = &mut self.state else {
+            return false;
+        };
+        *is_doubtful = false;
+        // Versions that are not numbers have no order.
+        let versions = (present.parse::<u64>(), version.parse::<u64>());
+        let is_older = matches!(versions, (Ok(present), Ok(known)) if present < known);
+        if is_older {
+            self.state = State::START;
+        }
+        is_older
     }
 
     /// Records the version of an event or bookmark, after which the watch resumes.
     pub(super) fn progress(&mut self, seen: &str) {
         self.failures = 0;
         self.silences = 0;
-        if let State::Watching { version } = &mut self.state
+        if let State::Watching { version, .. } = &mut self.state
             && !seen.is_empty()
         {
             *version = SmolStr::new(seen);
@@ -126,6 +156,18 @@ impl<T> Machine<T> {
 
     /// Records a failure. Returns the delay before the next attempt.
     pub(super) fn failed(&mut self, failure: &Failure) -> Duration {
+        let is_outage = matches!(
+            failure,
+            Failure::Silent | Failure::Unreachable(_) | Failure::Refused { code: 500.., .. }
+        );
+        if let State::Watching { is_doubtful, .. } = &mut self.state {
+            *is_doubtful |= is_outage;
+        }
+        let asked = failure.retry_after().unwrap_or_default().min(LONGEST_WAIT);
+        self.delay_after(failure).max(asked)
+    }
+
+    fn delay_after(&mut self, failure: &Failure) -> Duration {
         match failure {
             Failure::Gone(_) => {
                 // Pages that expire before they are read would do so again.
@@ -136,7 +178,7 @@ impl<T> Machine<T> {
                 self.back_off(true)
             }
             // A server that was restored from a backup accepts a version in the future, and sends nothing until it
-            // has reached that version.
+            // has reached that version. The probe does not find that if versions are not numbers.
             Failure::Silent => {
                 self.silences += 1;
                 if self.silences > 1 {

@@ -1,6 +1,5 @@
 use std::io;
 
-use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::body::Frame;
 use prometheus::Registry;
@@ -132,6 +131,20 @@ impl PendingRequest {
         let items: Vec<Value> = names.iter().map(|name| json!({"metadata": {"name": name}})).collect();
         let metadata = json!({"resourceVersion": version, "continue": token});
         self.reply(200, &json!({"kind": "PodList", "metadata": metadata, "items": items}));
+    }
+
+    /// Answers the question for the present version.
+    fn probe(self, version: &str) {
+        assert!(self.has("limit=1"), "{}", self.query);
+        assert!(self.accept.contains("as=PartialObjectMetadataList"), "{}", self.accept);
+        self.list(version, &["first"], "more");
+    }
+
+    /// Refuses the request for so many seconds.
+    fn busy(self, seconds: &str) {
+        let body = Full::new(Bytes::new()).map_err(|never| match never {});
+        let answer = Response::builder().status(429).header(RETRY_AFTER, seconds);
+        drop(self.answer.send(answer.body(body.boxed()).unwrap()));
     }
 
     fn accept_after(self, version: &str) -> Stream {
@@ -307,7 +320,8 @@ async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
     let silent = fixture.next_request().await;
     assert!(began.elapsed() >= SECOND * (4 * 60 + 180), "{:?}", began.elapsed());
     assert_eq!(fixture.health.report().state, WatchState::Silent);
-    let stream = silent.accept_after("14");
+    silent.probe("20");
+    let stream = fixture.next_request().await.accept_after("14");
     tokio::task::yield_now().await;
     stream.bookmark("21").await;
     stream.event("MODIFIED", "a", "22").await;
@@ -322,12 +336,68 @@ async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
 #[tokio::test]
 async fn a_watch_that_stays_silent_lists_again() {
     let mut fixture = Fixture::pods();
-    // The server was restored from a backup, at a lower version, and accepts the watch.
     let _before = fixture.watching("1200", &["a"]).await;
+    fixture.next_request().await.probe("1200");
     let _after = fixture.next_request().await.accept_after("1200");
-    drop(fixture.watching("1000", &["b"]).await);
+    drop(fixture.watching("1200", &["b"]).await);
     let report = fixture.health.report();
     assert_eq!((report.silences, report.restarts), (2, 1));
+}
+
+#[tokio::test]
+async fn a_server_that_returns_with_an_older_version_is_listed_again() {
+    let mut fixture = Fixture::pods();
+    let stream = fixture.watching("1200", &["a"]).await;
+    stream.cut().await;
+    let down = json!({"code": 503, "message": "no backend"});
+    fixture.next_request().await.reply(503, &down);
+    // The outage goes on.
+    fixture.next_request().await.reply(503, &down);
+    fixture.next_request().await.probe("1000");
+    let stream = fixture.watching("1001", &["b"]).await;
+    assert_eq!(fixture.health.report().restarts, 1);
+    stream.event("ADDED", "c", "1002").await;
+    assert_eq!(fixture.next_event().await, "+c");
+}
+
+#[tokio::test]
+async fn a_watch_resumes_after_an_outage_without_a_list() {
+    let mut fixture = Fixture::pods();
+    let stream = fixture.watching("10", &["a"]).await;
+    stream.cut().await;
+    drop(fixture.next_request().await.answer);
+    fixture.next_request().await.probe("30");
+    let stream = fixture.next_request().await.accept_after("10");
+    stream.event("ADDED", "b", "12").await;
+    assert_eq!(fixture.next_event().await, "+b");
+    // A connection that ends while the server works is no outage.
+    stream.cut().await;
+    fixture.next_request().await.accept_after("12");
+    assert_eq!(fixture.health.report().restarts, 0);
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_a_delay_gets_it() {
+    let mut fixture = Fixture::pods();
+    let first = fixture.next_request().await;
+    let began = Instant::now();
+    first.busy("20");
+    let second = fixture.next_request().await;
+    assert!(began.elapsed() >= SECOND * 20, "{:?}", began.elapsed());
+    let began = Instant::now();
+    second.reply(503, &json!({"code": 503, "details": {"retryAfterSeconds": 20}}));
+    fixture.next_request().await.list("10", &["a"], "");
+    assert!(began.elapsed() >= SECOND * 20, "{:?}", began.elapsed());
+    assert_eq!(fixture.next_event().await, "all a");
+    let refused = |seconds| Failure::Refused {
+        code: 429,
+        message: String::new(),
+        hint: String::new(),
+        retry_after: Some(Duration::from_secs(seconds)),
+    };
+    let mut machine = Machine::<()>::new(7);
+    assert_eq!(machine.failed(&refused(10)), Duration::from_secs(10));
+    assert_eq!(machine.failed(&refused(3600)), Duration::from_secs(30), "but not any");
 }
 
 #[tokio::test]
