@@ -60,6 +60,8 @@ const BATCHES: usize = 16;
 /// First and longest delay before a source that failed to start, or that has ended, is started again.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
+/// Time between two changes of a cluster's kubeconfig that take effect.
+const REPLACE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Settings of remote clusters.
 #[derive(Clone, Debug)]
@@ -168,6 +170,10 @@ struct ClusterState {
     kinds: BTreeSet<Kind>,
     /// Mesh configs that were sent. They count while reading them is refused to the next source.
     mesh_configs: BTreeMap<ObjectKey, Row>,
+    /// Time at which a changed kubeconfig last took effect.
+    replaced: Option<Instant>,
+    /// Kubeconfig that takes effect later, with its origin.
+    waiting: Option<(ObjectKey, Arc<CheckedKubeconfig>)>,
     /// Reason why the last source could not start. It is started again later.
     problem: Option<String>,
     /// Delays before sources that have ended are started again.
@@ -186,6 +192,12 @@ impl ClusterState {
             Storage::Reading(_) | Storage::Read(_) => status != Some(SyncStatus::Timeout),
             Storage::Serving(_) => false,
         }
+    }
+
+    /// Returns the time at which the waiting kubeconfig takes effect.
+    fn replace_at(&self, interval: Duration) -> Option<Instant> {
+        let replaced = self.replaced.filter(|_| self.waiting.is_some())?;
+        Some(replaced + interval)
     }
 
     fn keep_mesh_configs(&mut self, batch: &[Change]) {
@@ -225,6 +237,8 @@ pub struct Remote {
     stored: Option<StoredStates>,
     reading: FuturesUnordered<BoxFuture<'static, (ConnectionKey, Option<StoredState>)>>,
     number: u64,
+    /// [`REPLACE_INTERVAL`]; other values in tests.
+    replace_interval: Duration,
     problems: BTreeMap<ProblemAt, Problem>,
     is_declared: bool,
     /// Time until which the start of istiod waits for a folder of kubeconfigs that cannot be read.
@@ -258,6 +272,7 @@ impl Remote {
             stored,
             reading: FuturesUnordered::new(),
             number: 0,
+            replace_interval: REPLACE_INTERVAL,
             problems: BTreeMap::new(),
             is_declared: false,
             declared_by: None,
@@ -306,6 +321,7 @@ impl Remote {
                 () = time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     let now = Instant::now();
                     self.time_out(now);
+                    self.replace_waiting(now);
                     self.expire(now)
                 }
                 Some((key, batch)) = self.batches.next() => match batch {
@@ -350,10 +366,13 @@ impl Remote {
                     self.begin(Duration::ZERO, cluster.clone(), origin, kubeconfig);
                     self.read_stored(cluster);
                 }
-                Action::Replace(kubeconfig) => self.begin(Duration::ZERO, cluster, origin, kubeconfig),
+                Action::Replace(kubeconfig) => self.replace(cluster, origin, kubeconfig),
                 Action::Adopt => {
                     if let Some(state) = self.states.get_mut(&cluster) {
-                        state.origin = origin;
+                        match &mut state.waiting {
+                            Some((waiting, _)) => *waiting = origin,
+                            None => state.origin = origin,
+                        }
                     }
                 }
                 Action::Stop => {
@@ -419,8 +438,51 @@ impl Remote {
         self.batches.insert((cluster, number), changes);
     }
 
+    /// Starts a source with another kubeconfig, at once or after the interval. A Secret that changes all the time would
+    /// otherwise end each source before it is complete, and each would list the objects of the cluster at the rate of a
+    /// new client.
+    fn replace(&mut self, cluster: ClusterId, origin: ObjectKey, kubeconfig: Arc<CheckedKubeconfig>) {
+        let now = Instant::now();
+        if let Some(state) = self.states.get_mut(&cluster) {
+            if state.replaced.is_some_and(|at| now < at + self.replace_interval) {
+                if state.waiting.is_none() {
+                    let interval = self.replace_interval;
+                    tracing::warn!(%cluster, %origin, ?interval, "kubeconfig of remote cluster changed again, waiting");
+                }
+                state.waiting = Some((origin, kubeconfig));
+                return;
+            }
+            state.replaced = Some(now);
+            state.waiting = None;
+        }
+        self.begin(Duration::ZERO, cluster, origin, kubeconfig);
+    }
+
+    /// Starts the sources of kubeconfigs that have waited.
+    fn replace_waiting(&mut self, now: Instant) {
+        let interval = self.replace_interval;
+        let mut due = Vec::new();
+        for (cluster, state) in &mut self.states {
+            if state.replace_at(interval).is_some_and(|at| at <= now)
+                && let Some((origin, kubeconfig)) = state.waiting.take()
+            {
+                state.replaced = Some(now);
+                due.push((cluster.clone(), origin, kubeconfig));
+            }
+        }
+        if due.is_empty() {
+            return;
+        }
+        for (cluster, origin, kubeconfig) in due {
+            self.begin(Duration::ZERO, cluster, origin, kubeconfig);
+        }
+        self.report_problems();
+        self.is_changed = true;
+    }
+
     /// Starts a source after a delay, in addition to the serving one, if any.
     fn begin(&mut self, delay: Duration, cluster: ClusterId, origin: ObjectKey, kubeconfig: Arc<CheckedKubeconfig>) {
+        let is_start_waiting = !self.view.borrow().ready;
         self.number += 1;
         let key: ConnectionKey = (cluster.clone(), self.number);
         let (sender, receiver) = mpsc::channel(BATCHES);
@@ -433,7 +495,7 @@ impl Remote {
         self.start_after(delay, key.clone(), inputs, backoff);
         let batches = ReceiverStream::new(receiver).map(Some);
         self.batches.insert(key, batches.chain(stream::once(ended())).boxed());
-        let source = Connection {
+        let mut source = Connection {
             number: self.number,
             kubeconfig: Some(kubeconfig),
             began: Instant::now() + delay,
@@ -448,12 +510,21 @@ impl Remote {
             replacement: None,
             kinds: BTreeSet::new(),
             mesh_configs: BTreeMap::new(),
+            replaced: None,
+            waiting: None,
             problem: None,
             restarts: Backoff::new(FIRST_RETRY, LONGEST_RETRY),
             storage: Storage::Unused,
         });
         state.origin = origin;
         state.problem = None;
+        // The start of istiod waits for all attempts together, not for each.
+        if let Some(replaced) = state.replacement.as_ref().filter(|_| is_start_waiting) {
+            source.deadline = replaced.deadline;
+            if replaced.status == SyncStatus::Timeout {
+                source.status = SyncStatus::Timeout;
+            }
+        }
         let replaced = state.replacement.replace(source);
         self.drop_source(&cluster, replaced);
     }
@@ -624,7 +695,9 @@ impl Remote {
             .values()
             .flat_map(|state| [&state.replacement, &state.serving]);
         let deadlines = sources.flatten().filter_map(|source| source.deadline);
-        deadlines.chain(self.declared_by).min()
+        let states = self.states.values();
+        let waiting = states.filter_map(|state| state.replace_at(self.replace_interval));
+        deadlines.chain(waiting).chain(self.declared_by).min()
     }
 
     fn time_out(&mut self, now: Instant) {

@@ -90,12 +90,18 @@ impl Fixture {
 
     /// A controller with stored states.
     fn storing(timeout: Duration, stored: impl FnOnce(&Registry) -> Option<StoredStates>) -> Self {
-        Self::with(timeout, stored, Declarations::Secrets)
+        Self::with(timeout, REPLACE_INTERVAL, stored, Declarations::Secrets)
+    }
+
+    /// A controller with this time between two changes of a kubeconfig.
+    fn replacing(timeout: Duration, interval: Duration) -> Self {
+        Self::with(timeout, interval, |_| None, Declarations::Secrets)
     }
 
     #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     fn with(
         timeout: Duration,
+        interval: Duration,
         stored: impl FnOnce(&Registry) -> Option<StoredStates>,
         declarations: impl FnOnce(mpsc::Receiver<WatchEvent>) -> Declarations,
     ) -> Self {
@@ -139,7 +145,8 @@ impl Fixture {
             allowed: BTreeSet::new(),
         };
         let report: Report = Arc::new(noted.clone());
-        let (remote, shown) = Remote::new(&registry, settings, start, report, stored).unwrap();
+        let (mut remote, shown) = Remote::new(&registry, settings, start, report, stored).unwrap();
+        remote.replace_interval = interval;
         let task = tokio::spawn(remote.run(declarations(events_in), changes_out));
         Self {
             events,
@@ -335,7 +342,7 @@ async fn without_clusters_the_source_is_ready_after_the_first_list() {
 async fn an_unreadable_folder_delays_the_start_for_a_limited_time() {
     let folder = tempfile::tempdir().unwrap().path().join("absent");
     let declarations = |_| Declarations::Folder(folder);
-    let mut fixture = Fixture::with(Duration::from_millis(1), |_| None, declarations);
+    let mut fixture = Fixture::with(Duration::from_millis(1), REPLACE_INTERVAL, |_| None, declarations);
     let ready = fixture.shown.wait_for(|shown| shown.ready);
     assert!(time::timeout(LONG, ready).await.is_ok_and(|ready| ready.is_ok()));
 }
@@ -483,6 +490,65 @@ async fn a_source_that_fails_to_start_delays_the_start_for_a_limited_time() {
     assert_eq!(fixture.passed().await, ["r c1 Service"]);
     let shown = fixture.shows("c1", Some(SyncStatus::Synced)).await;
     assert!(shown.clusters["c1"].problem.is_none());
+}
+
+#[tokio::test]
+async fn a_kubeconfig_that_changes_all_the_time_does_not_end_its_sources() {
+    let mut fixture = Fixture::replacing(LONG, LONG);
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let first = fixture.started("one").await;
+    first.says(&[Kind::Service]).await;
+    fixture.passed().await;
+    // One change takes effect at once, further ones do not.
+    fixture.applied(secret("s", OLD, &[("c1", "two")])).await;
+    let second = fixture.started("two").await;
+    for server in ["three", "four", "five"] {
+        fixture.applied(secret("s", OLD, &[("c1", server)])).await;
+    }
+    // A separate cluster shows that the changes before were processed.
+    fixture.applied(secret("z", NEW, &[("c2", "other")])).await;
+    fixture.started("other").await;
+    assert!(!second.is_ended());
+    second.says(&[Kind::Service]).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service"]);
+    fixture.shows("c1", Some(SyncStatus::Synced)).await;
+    fixture.deleted(secret("s", OLD, &[])).await;
+    assert_eq!(fixture.passed().await, ["x c1"]);
+    assert!(fixture.played.is_empty());
+}
+
+#[tokio::test]
+async fn the_last_of_several_kubeconfigs_takes_effect() {
+    let mut fixture = Fixture::replacing(LONG, Duration::from_millis(100));
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    fixture.started("one").await;
+    for server in ["two", "three", "four"] {
+        fixture.applied(secret("s", OLD, &[("c1", server)])).await;
+    }
+    let source = loop {
+        let source = fixture.played.recv().await.expect("a source starts");
+        if source.server == "four" {
+            break source;
+        }
+    };
+    source.says(&[Kind::Service]).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service"]);
+}
+
+#[tokio::test]
+async fn a_kubeconfig_that_changes_all_the_time_delays_the_start_for_a_limited_time() {
+    let mut fixture = Fixture::replacing(Duration::from_millis(100), Duration::ZERO);
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let mut sources = vec![fixture.started("one").await];
+    let changing = async {
+        while !fixture.shown.borrow().ready {
+            let server = format!("s{}", sources.len());
+            fixture.applied(secret("s", OLD, &[("c1", &server)])).await;
+            sources.push(fixture.started(&server).await);
+            time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(time::timeout(LONG, changing).await.is_ok());
 }
 
 #[tokio::test]
