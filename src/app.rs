@@ -74,6 +74,7 @@ use crate::{
     kube::{
         client::{ClientError, install_cryptography},
         health::WatchMetrics,
+        requests::RequestMetrics,
     },
     log::scope::Scopes,
     model::{
@@ -252,6 +253,8 @@ struct Prepared {
     folder: Option<FileSource>,
     /// The config cluster; none if everything comes from elsewhere.
     client: Option<Client>,
+    /// The counter of requests to API servers.
+    requests: RequestMetrics,
     /// `meshConfig.configSources`; empty if the folder or the config cluster has the configuration.
     config_sources: Vec<(String, config_sources::Address)>,
 }
@@ -267,7 +270,8 @@ async fn prepare(environment: &Arc<Environment>) -> Result<Prepared, AppError> {
     let variables = variables(settings, of_folder.unwrap_or(&BTreeMap::new()));
     installation.features = features(&variables);
     installation.variables = variables.into();
-    let client = kubernetes::client(settings, access.as_ref()).await?;
+    let requests = RequestMetrics::new(&environment.registry)?;
+    let client = kubernetes::client(settings, access.as_ref(), requests.of(&installation.cluster)).await?;
     installation.reviews_access = client.is_some();
     let in_folder = folder.as_ref().and_then(FileSource::mesh_config);
     let config_sources = match (in_folder, &client) {
@@ -293,6 +297,7 @@ async fn prepare(environment: &Arc<Environment>) -> Result<Prepared, AppError> {
         ingest_status,
         folder,
         client,
+        requests,
         config_sources,
     })
 }
@@ -327,6 +332,7 @@ struct StartInputs<'a> {
     installation: &'a Installation,
     push: &'a PushHandle,
     report: &'a Report,
+    requests: RequestMetrics,
     watches: WatchMetrics,
     registry_metrics: RegistryMetrics,
     dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
@@ -359,6 +365,7 @@ impl StartInputs<'_> {
         let inputs = SourceInputs {
             client,
             report: self.report.clone(),
+            requests: &self.requests,
             watches: self.watches.clone(),
             dependencies: self.dependencies.clone(),
             config: match cluster_at {
@@ -564,6 +571,7 @@ impl<'a> ControlPlane<'a> {
             ingest_status,
             folder,
             client,
+            requests,
             config_sources,
         } = prepared;
         let features = &installation.features;
@@ -576,6 +584,7 @@ impl<'a> ControlPlane<'a> {
             installation: &installation,
             push: &push,
             report: &report,
+            requests,
             watches: WatchMetrics::new(&environment.registry)?,
             registry_metrics: RegistryMetrics::new(&environment.registry)?,
             dependencies: external_dependencies::follow(environment, push.mesh.clone()),

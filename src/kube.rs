@@ -6,6 +6,7 @@ pub mod config_cluster;
 pub mod health;
 pub mod kubeconfig;
 pub mod object;
+pub mod requests;
 pub mod watch;
 
 pub use object::Object;

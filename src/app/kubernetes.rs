@@ -36,6 +36,7 @@ use crate::{
         clients::Clients,
         config_cluster::Search,
         health::WatchMetrics,
+        requests::{ClusterRequests, RequestMetrics},
     },
     model::{Installation, MeshSnapshot, external_dependencies::ExternalDependencies, gateway_api},
     proto::istio::mesh::v1alpha1::MeshConfig,
@@ -81,10 +82,16 @@ pub(super) fn access(settings: &Settings) -> Result<Option<Access>, ClientError>
     Ok(Some(access))
 }
 
-/// Returns a client of the config cluster.
-pub(super) async fn client(settings: &Settings, access: Option<&Access>) -> Result<Option<Client>, ClientError> {
+/// Returns a client of the config cluster, whose requests are counted.
+pub(super) async fn client(
+    settings: &Settings,
+    access: Option<&Access>,
+    requests: ClusterRequests,
+) -> Result<Option<Client>, ClientError> {
     match access {
-        Some(access) => client::client(access, clients::rate(settings)).await.map(Some),
+        Some(access) => client::counted_client(access, clients::rate(settings), requests)
+            .await
+            .map(Some),
         None => Ok(None),
     }
 }
@@ -108,6 +115,7 @@ pub(super) async fn mesh_config(settings: &Settings, installation: &Installation
 pub(super) struct SourceInputs<'a> {
     pub(super) client: Client,
     pub(super) report: Report,
+    pub(super) requests: &'a RequestMetrics,
     pub(super) watches: WatchMetrics,
     pub(super) dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
     pub(super) config: Config<'a>,
@@ -143,6 +151,7 @@ impl Kubernetes {
         let SourceInputs {
             client,
             report,
+            requests,
             watches,
             dependencies,
             config,
@@ -192,6 +201,7 @@ impl Kubernetes {
             environment,
             installation,
             client: client.clone(),
+            requests,
             shared: &shared,
             filters,
         };

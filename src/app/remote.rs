@@ -35,6 +35,7 @@ use crate::{
     kube::{
         client::{self, Access, ClientError, Rate},
         health::{WatchHealth, WatchMetrics},
+        requests::RequestMetrics,
         watch::{WatchTarget, watch},
     },
     model::Installation,
@@ -54,6 +55,8 @@ pub struct RemoteInputs<'a> {
     pub installation: &'a Installation,
     /// Client of the config cluster.
     pub client: ::kube::Client,
+    /// Counter of the requests to all clusters.
+    pub requests: &'a RequestMetrics,
     pub shared: &'a Arc<IngestContext>,
     /// Filters of objects.
     pub filters: watch::Receiver<Option<Filters>>,
@@ -86,7 +89,12 @@ pub async fn start(
     };
     let rate = clients::rate(&environment.settings);
     let report = inputs.shared.report.clone();
-    let start = starting(inputs.shared.clone(), inputs.filters.clone(), rate);
+    let start = starting(
+        inputs.shared.clone(),
+        inputs.filters.clone(),
+        rate,
+        inputs.requests.clone(),
+    );
     let stored = stored(&inputs)?;
     let (remote, shown) = Remote::new(&environment.registry, settings, start, report, stored)?;
     let declarations = declarations(&inputs, rate).await?;
@@ -116,11 +124,16 @@ fn stored(inputs: &RemoteInputs<'_>) -> Result<Option<StoredStates>, prometheus:
 }
 
 /// Returns a function that creates the client of a cluster and starts reading it.
-fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>>, rate: Rate) -> Start {
+fn starting(
+    shared: Arc<IngestContext>,
+    filters: watch::Receiver<Option<Filters>>,
+    rate: Rate,
+    requests: RequestMetrics,
+) -> Start {
     let locks = PluginLocks::default();
     Arc::new(move |start| {
         let (shared, filters) = (shared.clone(), filters.clone());
-        let lock = locks.of(&start.cluster);
+        let (lock, requests) = (locks.of(&start.cluster), requests.of(&start.cluster));
         Box::pin(async move {
             let config = start
                 .kubeconfig
@@ -130,7 +143,8 @@ fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>
             // A credential plugin blocks its thread until it has answered, and must not hold up other clusters.
             let has_plugin = runs_plugin(&config);
             let runtime = Handle::current();
-            let connecting = move || runtime.block_on(client::client(&Access::Given(Box::new(config)), rate));
+            let access = Access::Given(Box::new(config));
+            let connecting = move || runtime.block_on(client::counted_client(&access, rate, requests));
             let client = if has_plugin {
                 with_plugin_lock(lock, PLUGIN_TIMEOUT, connecting).await?
             } else {
@@ -206,7 +220,8 @@ async fn declarations(inputs: &RemoteInputs<'_>, rate: Rate) -> Result<Declarati
     }
     let is_external = controllers::is_external(settings);
     let client = if features.local_cluster_secret_watcher && is_external {
-        client::client(&Access::InCluster, rate).await?
+        let requests = inputs.requests.of(&inputs.installation.cluster);
+        client::counted_client(&Access::InCluster, rate, requests).await?
     } else {
         inputs.client.clone()
     };

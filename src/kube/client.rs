@@ -18,7 +18,10 @@ use http::{HeaderValue, Uri, header::USER_AGENT};
 use tokio::time::{Instant, timeout};
 use tower::{Layer, Service};
 
-use super::kubeconfig::client_config;
+use super::{
+    kubeconfig::client_config,
+    requests::{ClusterRequests, CountLayer},
+};
 
 /// The longest wait for the response to a request. API servers end slower requests, except watches, after a minute.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(65);
@@ -119,11 +122,17 @@ pub async fn config(access: &Access) -> Result<Config, ClientError> {
 /// Returns a client. Requests above the rate wait and do not fail. The client does not retry failed requests, because
 /// only callers know their urgency.
 pub async fn client(access: &Access, rate: Rate) -> Result<Client, ClientError> {
+    counted_client(access, rate, ClusterRequests::default()).await
+}
+
+/// Returns a client, as [`client`] does, whose requests are counted.
+pub async fn counted_client(access: &Access, rate: Rate, requests: ClusterRequests) -> Result<Client, ClientError> {
     let mut config = config(access).await?;
     config.default_retry = false;
     let agent = HeaderValue::from_static(concat!("istiod/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, agent));
     let builder = ClientBuilder::try_from(config).map_err(Box::new)?;
+    let builder = builder.with_layer(&CountLayer(requests));
     Ok(builder.with_layer(&RateLayer(Limiter::new(rate))).build())
 }
 
