@@ -132,6 +132,10 @@ pub(super) struct Writer<S> {
     written: Vec<Written>,
     /// Versions of objects whose status a write did not correct, or that the server refuses to change.
     settled: BTreeMap<StatusKey, SmolStr>,
+    /// Objects that the server refused to change, which are tried again together.
+    refused: BTreeSet<StatusKey>,
+    /// Time of that attempt.
+    refused_until: Option<Instant>,
     queue: Queue,
     writing: FuturesUnordered<BoxFuture<'static, WriteResult>>,
 }
@@ -156,6 +160,8 @@ impl<S: Statuses> Writer<S> {
             listed: BTreeSet::new(),
             written: Vec::new(),
             settled: BTreeMap::new(),
+            refused: BTreeSet::new(),
+            refused_until: None,
             queue: Queue::default(),
             writing: FuturesUnordered::new(),
         }
@@ -166,6 +172,7 @@ impl<S: Statuses> Writer<S> {
         self.served.mark_changed();
         loop {
             let due = self.queue.next_time().filter(|_| self.writing.len() < MAX_CONCURRENT);
+            let refused_until = self.refused_until;
             tokio::select! {
                 (kind, event) = self.watches.next() => {
                     self.on_event(kind, event);
@@ -188,6 +195,7 @@ impl<S: Statuses> Writer<S> {
                 keys = self.statuses.changed() => self.offer(keys),
                 Some(result) = self.writing.next() => self.on_written(result),
                 () = task::until(due) => {}
+                () = task::until(refused_until) => self.retry_refused(),
             }
             if !self.written.is_empty() && self.is_complete() {
                 self.evaluate();
@@ -296,6 +304,7 @@ impl<S: Statuses> Writer<S> {
         self.statuses.observe(&key, None, false);
         self.objects.remove(&key);
         self.settled.remove(&key);
+        self.refused.remove(&key);
         self.queue.forget(&key);
     }
 
@@ -397,7 +406,9 @@ impl<S: Statuses> Writer<S> {
             Err(error @ WriteError::Refused(_)) => {
                 tracing::warn!(kind, %object, %error, "failed to write status");
                 if !self.queue.ended(&key, now) {
-                    self.settle(key);
+                    self.settle(key.clone());
+                    self.refused.insert(key);
+                    self.refused_until.get_or_insert(now + REFUSED_RETRY);
                 }
             }
             Err(error @ WriteError::Failed(_)) => {
@@ -405,6 +416,14 @@ impl<S: Statuses> Writer<S> {
                 self.queue.retry(key, now);
             }
         }
+    }
+
+    /// Queues objects that the server refused to change: an administrator may have granted the right, or the server
+    /// had just started and did not know the roles yet.
+    fn retry_refused(&mut self) {
+        self.refused_until = None;
+        let keys = std::mem::take(&mut self.refused);
+        self.offer(keys.into_iter().collect());
     }
 
     /// Leaves an object alone until it, or the status that it should have, changes.
@@ -488,6 +507,8 @@ const REST: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_millis(200);
 /// Longest delay of a retry.
 const MAX_RETRY: Duration = Duration::from_secs(30);
+/// Delay before writes that the server refused are tried again.
+const REFUSED_RETRY: Duration = Duration::from_mins(5);
 
 #[cfg(test)]
 mod tests {
@@ -498,19 +519,19 @@ mod tests {
         base::ClusterId,
         kube::health::WatchMetrics,
         model::{Installation, World},
-        status::fake_api::FakeApi,
+        status::{fake_api::FakeApi, store::resource},
     };
 
-    /// Statuses that need no write.
-    struct Unchanged;
+    /// Statuses that all need this write, or none.
+    struct Fixed(Option<Value>);
 
-    impl Statuses for Unchanged {
+    impl Statuses for Fixed {
         fn update(&mut self, _: &Arc<MeshSnapshot>, _: Vec<Written>) -> Vec<StatusKey> {
             Vec::new()
         }
 
         fn fields(&self, _: &StatusKey, _: &Observed, _: &str) -> Option<Value> {
-            None
+            self.0.clone()
         }
 
         fn depend_on(&self, _: Kind) -> bool {
@@ -518,8 +539,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_list_replaces_newer_versions() {
+    fn writer(fields: Option<Value>) -> Writer<Fixed> {
         let watches = Watches {
             client: FakeApi::default().client(),
             cluster: ClusterId::new("c"),
@@ -527,11 +547,33 @@ mod tests {
         };
         let mesh = watch::channel(World::new(Installation::default()).snapshot()).1;
         let served = watch::channel(None).1;
-        let mut writer = Writer::new(watches, mesh, served, WatchedNamespaces::default(), Unchanged);
-        let row = |version: &str| {
-            let metadata = json!({"namespace": "a", "name": "x", "resourceVersion": version});
-            Row::of(Object::from_value(json!({"metadata": metadata})).expect("an object"))
-        };
+        Writer::new(watches, mesh, served, WatchedNamespaces::default(), Fixed(fields))
+    }
+
+    fn row(version: &str) -> Row {
+        let metadata = json!({"namespace": "a", "name": "x", "resourceVersion": version});
+        Row::of(Object::from_value(json!({"metadata": metadata})).expect("an object"))
+    }
+
+    #[tokio::test]
+    async fn a_refused_status_is_written_again_later() {
+        let mut writer = writer(Some(json!({"parents": []})));
+        let routes = resource("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes");
+        writer.open(Kind::HttpRoute, routes);
+        writer.on_event(Kind::HttpRoute, WatchEvent::Restarted(vec![row("7")]));
+        let key = writer.key(Kind::HttpRoute, "a".into(), "x".into());
+        assert!(writer.decide(&key, "now").is_some());
+        writer.on_written((key.clone(), Err(WriteError::Refused("no rights".to_owned()))));
+        assert!(writer.decide(&key, "now").is_none(), "it is not repeated at once");
+        assert!(writer.refused_until.is_some());
+        writer.retry_refused();
+        assert!(writer.decide(&key, "now").is_some());
+        assert!(writer.refused_until.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_list_replaces_newer_versions() {
+        let mut writer = writer(None);
         let mut version_after = |event: WatchEvent<Row>| {
             writer.on_event(Kind::HttpRoute, event);
             let key = writer.key(Kind::HttpRoute, "a".into(), "x".into());
