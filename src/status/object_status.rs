@@ -1,9 +1,11 @@
 //! Writes statuses of objects that a snapshot decides, while this replica leads.
 //!
 //! Statuses come back from watches, so an equal status is not written again, and a new leader continues where the
-//! previous one ended. Every write names the version of the object that it was decided for: of two writers, the second
-//! one fails, reads what the first one wrote, and finds nothing left to do. Fields are applied (server-side apply) by
-//! a field manager of its own, so fields of others stay. Parts that another control plane left are removed by a merge.
+//! previous one ended. A status that another program changes again and again is corrected less and less often: two
+//! control planes would otherwise overload the API server. Every write names the version of the object that it was
+//! decided for: of two writers, the second one fails, reads what the first one wrote, and finds nothing left to do.
+//! Fields are applied (server-side apply) by a field manager of its own, so fields of others stay. Parts that another
+//! control plane left are removed by a merge.
 
 pub(super) mod queue;
 
@@ -291,6 +293,9 @@ impl<S: Statuses> Writer<S> {
         if self.statuses.depend_on(key.kind) && known.is_none_or(|known| known.status != observed.status) {
             self.written.push((key.clone(), Some(observed.status.clone())));
         }
+        if known.is_some_and(|known| known.generation != observed.generation) {
+            self.queue.renew(&key, Instant::now());
+        }
         let is_first = !self.listed.contains(&key.kind);
         self.statuses.observe(&key, Some(&observed), is_first);
         self.queue.offer(key.clone(), Instant::now());
@@ -335,6 +340,7 @@ impl<S: Statuses> Writer<S> {
         let now = Instant::now();
         for key in keys {
             self.settled.remove(&key);
+            self.queue.renew(&key, now);
             self.queue.offer(key, now);
         }
     }
@@ -387,7 +393,11 @@ impl<S: Statuses> Writer<S> {
         match result {
             Ok(value) => {
                 tracing::debug!(kind, %object, "status written");
-                let again = self.queue.succeeded(&key, now);
+                let rest = self.queue.next_rest(&key, now);
+                if rest > REST {
+                    tracing::warn!(kind, %object, ?rest, "status corrected repeatedly, resting");
+                }
+                let again = self.queue.succeeded_resting(&key, now, rest);
                 // A deletion may have been reported before the result.
                 if self.objects.contains_key(&key)
                     && let Ok(written) = Object::from_value(value)
@@ -505,6 +515,12 @@ fn timestamp() -> String {
 const REST: Duration = Duration::from_millis(250);
 /// First delay of a retry; doubled each time.
 const RETRY: Duration = Duration::from_millis(200);
+/// Writes of a series that corrects a status, before the rest between them grows.
+const FREE_WRITES: u32 = 5;
+/// Longest rest between such writes.
+const MAX_REST: Duration = Duration::from_mins(5);
+/// Time after such a rest after which the next write is the first of a new series.
+const CALM: Duration = Duration::from_mins(1);
 /// Longest delay of a retry.
 const MAX_RETRY: Duration = Duration::from_secs(30);
 /// Delay before writes that the server refused are tried again.

@@ -1,10 +1,13 @@
 //! The objects to compare with what they should be: by time, one write of each at a time, with rests and retries.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
-use super::{MAX_RETRY, REST, RETRY};
+use super::{CALM, FREE_WRITES, MAX_REST, MAX_RETRY, REST, RETRY};
 use crate::{api::Kind, model::gateway_api::status::StatusKey};
 
 /// See the module documentation.
@@ -17,6 +20,8 @@ pub(in crate::status) struct Queue {
     writing: BTreeMap<StatusKey, bool>,
     /// Earliest times of further writes.
     rests: BTreeMap<StatusKey, Instant>,
+    /// Length of the series of writes that brought an object to the same state, and the end of the rest after the last.
+    repeated: BTreeMap<StatusKey, (u32, Instant)>,
     /// Failures since the last success.
     attempts: BTreeMap<StatusKey, u32>,
 }
@@ -74,9 +79,45 @@ impl Queue {
 
     /// Marks the success of a write. Returns true if the object was offered again in the meantime.
     pub(in crate::status) fn succeeded(&mut self, key: &StatusKey, now: Instant) -> bool {
+        self.succeeded_resting(key, now, REST)
+    }
+
+    /// Marks the success of a write, after which the object rests for this time.
+    pub(in crate::status) fn succeeded_resting(&mut self, key: &StatusKey, now: Instant, rest: Duration) -> bool {
         self.rests.retain(|_, rest| *rest > now);
-        self.rests.insert(key.clone(), now + REST);
+        self.rests.insert(key.clone(), now + rest);
         self.ended(key, now)
+    }
+
+    /// Returns the rest after a write. It grows with each write that follows another one although the object should
+    /// have the same state: two writers would otherwise correct each other without end.
+    pub(in crate::status) fn next_rest(&mut self, key: &StatusKey, now: Instant) -> Duration {
+        let (writes, rests_until) = self.repeated.entry(key.clone()).or_insert((0, now));
+        if now > *rests_until + CALM {
+            *writes = 0;
+        }
+        *writes = writes.saturating_add(1);
+        let doublings = writes.saturating_sub(FREE_WRITES).min(16);
+        let rest = REST.saturating_mul(1 << doublings).min(MAX_REST);
+        *rests_until = now + rest;
+        rest
+    }
+
+    /// Ends the longer rest of an object that should have another state now.
+    pub(in crate::status) fn renew(&mut self, key: &StatusKey, now: Instant) {
+        let series = self.repeated.remove(key);
+        if series.is_none_or(|(writes, _)| writes <= FREE_WRITES) {
+            return;
+        }
+        let soon = now + REST;
+        if let Some(rest) = self.rests.get_mut(key) {
+            *rest = soon.min(*rest);
+        }
+        if let Some(time) = self.waiting.get(key).copied().filter(|time| *time > soon) {
+            self.times[rank(key.kind)].remove(&(time, key.clone()));
+            self.waiting.remove(key);
+            self.insert(key.clone(), soon);
+        }
     }
 
     /// Marks that an object needs no further write. Returns true if it was offered again in the meantime.
@@ -109,14 +150,13 @@ impl Queue {
             self.times[rank(key.kind)].remove(&(time, key.clone()));
         }
         self.rests.remove(key);
+        self.repeated.remove(key);
         self.attempts.remove(key);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::base::{ClusterId, ObjectKey};
 
@@ -139,6 +179,41 @@ mod tests {
         assert_eq!(queue.pop(now), Some(route));
         assert_eq!(queue.pop(now), None);
         assert_eq!(queue.pop(now + REST), Some(gateway));
+    }
+
+    /// Writes an object that another writer changes after each write. Returns the time of the last write.
+    fn write_in_turn(queue: &mut Queue, key: &StatusKey, writes: u32, mut now: Instant) -> Instant {
+        for _ in 0..writes {
+            queue.offer(key.clone(), now);
+            now = now.max(queue.next_time().expect("it waits"));
+            assert_eq!(queue.pop(now).as_ref(), Some(key));
+            queue.begin(key.clone());
+            let rest = queue.next_rest(key, now);
+            queue.succeeded_resting(key, now, rest);
+        }
+        now
+    }
+
+    #[test]
+    fn writes_that_another_writer_undoes_become_rare() {
+        let (start, mut queue) = (Instant::now(), Queue::default());
+        let route = key(Kind::HttpRoute, "a");
+        let last = write_in_turn(&mut queue, &route, FREE_WRITES, start);
+        assert_eq!(last, start + REST * (FREE_WRITES - 1));
+        let last = write_in_turn(&mut queue, &route, 20, last);
+        assert!(last > start + Duration::from_mins(45), "{:?}", last - start);
+        queue.offer(route.clone(), last);
+        assert_eq!(queue.next_time(), Some(last + MAX_REST));
+        // A change of the status that it should have is written soon.
+        queue.renew(&route, last);
+        assert_eq!(queue.next_time(), Some(last + REST));
+        // Corrections from time to time do not rest.
+        let mut now = last + CALM;
+        queue.pop(now);
+        for _ in 0..20 {
+            now += 2 * CALM;
+            assert_eq!(queue.next_rest(&route, now), REST);
+        }
     }
 
     #[test]
