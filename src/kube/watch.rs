@@ -505,8 +505,8 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         Err(self.refused(status.as_u16(), retry_after, &object))
     }
 
-    /// Returns the failure in a `Status`; its own code counts if the HTTP status has none, and its own delay if there is
-    /// no header with one.
+    /// Returns the failure in a `Status`; its own code counts if the HTTP status has none, and its own delay without a
+    /// header.
     fn refused(&self, code: u16, retry_after: Option<u64>, status: &Value) -> Failure {
         let code = if code == 0 {
             status["code"]
