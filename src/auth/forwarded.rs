@@ -112,6 +112,7 @@ pub fn identities(header: &str) -> Result<Vec<SmolStr>, &'static str> {
             let value = unquoted(value.trim())?;
             match key.trim().to_ascii_lowercase().as_str() {
                 "uri" => uris.push(value),
+                "dns" if value.starts_with(spiffe::SCHEME) => return Err("a DNS name is a SPIFFE id"),
                 "dns" => names.push(value),
                 "subject" => common = common_name(&value),
                 "by" | "hash" | "cert" | "chain" => {}
@@ -267,13 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn identities_of_other_trust_domains_are_rejected() {
+    fn identities_of_other_trust_domains_and_kinds_are_rejected() {
         for (header, is_accepted) in [
             ("URI=spiffe://c/ns/default/sa/reviews", true),
             ("URI=spiffe://elsewhere/ns/default/sa/reviews", false),
             ("URI=spiffe://c/d,URI=spiffe://elsewhere/d", false),
             ("Subject=\"CN=spiffe://elsewhere/ns/default/sa/reviews\"", false),
             ("DNS=elsewhere", true),
+            ("URI=spiffe://c/d;DNS=spiffe://c/ns/default/sa/a", false),
         ] {
             let asked = ask(&["10.0.0.0/8"], Some("10.0.0.1:9"), Some(header));
             assert_eq!(asked.is_ok(), is_accepted, "{header}: {asked:?}");

@@ -19,6 +19,7 @@ pub use self::{
     accept::{AcceptError, Acceptor, HANDSHAKE_TIMEOUT, HandshakeReadLimit, MAX_HANDSHAKE_BYTES},
     options::{TlsOptions, TlsOptionsError},
 };
+use crate::base::spiffe::SCHEME;
 
 /// The maximum number of subject alternative names. Workloads have one, gateways and machines a few.
 const MAX_NAMES: usize = 64;
@@ -49,7 +50,7 @@ pub enum PeerCertificateError {
     /// It cannot be parsed.
     #[error("the client certificate cannot be parsed: {0}")]
     Unreadable(String),
-    /// The SAN extension is invalid, or has too many names.
+    /// The SAN extension is invalid, has too many names, or a DNS name that reads as an identity.
     #[error("the client certificate has an invalid subject alternative name extension: {0}")]
     Names(&'static str),
     /// It does not have exactly one URI SAN.
@@ -97,6 +98,12 @@ fn names(certificate: &X509Certificate<'_>) -> Result<Vec<(bool, SmolStr)>, Peer
     let names = extension.map_or(&[][..], |extension| &extension.value.general_names);
     if names.len() > MAX_NAMES {
         return Err(PeerCertificateError::Names("more than 64 names"));
+    }
+    // The roots are those of the trust domain in the URI, and identities are compared as text. A CA of one trust domain
+    // could write an identity of another one as a DNS name.
+    let is_forged = |name: &GeneralName<'_>| matches!(name, GeneralName::DNSName(name) if name.starts_with(SCHEME));
+    if names.iter().any(is_forged) {
+        return Err(PeerCertificateError::Names("a DNS name is a SPIFFE id"));
     }
     Ok(names.iter().filter_map(identity).collect())
 }

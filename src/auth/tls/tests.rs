@@ -166,6 +166,24 @@ async fn a_ca_vouches_for_its_own_trust_domain_alone() {
 }
 
 #[tokio::test]
+async fn r11_a_dns_name_is_not_an_identity() {
+    let setup = setup();
+    let other = TestCa::new("other");
+    setup
+        .pools
+        .send_replace(pools(&[("cluster.local", &setup.root), ("other", &other)], None));
+    let until = OffsetDateTime::now_utc() + Duration::hours(1);
+    let own = "spiffe://other/ns/default/sa/reviews";
+    let named = setup.connect(Some(other.leaf(&[own], &["reviews.other"], 5, until)));
+    assert!(named.await.is_ok());
+    let forged = other.leaf(&[own], &[REVIEWS], 5, until);
+    let refused = PeerCertificate::of_leaf(forged.leaf());
+    assert!(matches!(refused, Err(PeerCertificateError::Names(_))), "{refused:?}");
+    let refused = setup.connect(Some(forged)).await;
+    assert!(matches!(refused, Err(AcceptError::Handshake(_))), "{refused:?}");
+}
+
+#[tokio::test]
 async fn intermediates_are_followed_and_a_leaf_cannot_sign() {
     let setup = setup();
     let middle = setup.root.intermediate("middle");
