@@ -210,7 +210,13 @@ fn blocks(blocked: &[IpNet], ip: IpAddr) -> Option<IpNet> {
         IpAddr::V4(_) => None,
         IpAddr::V6(ip) => embedded(ip),
     };
-    let is_within = |range: &&IpNet| range.contains(&ip) || embedded.is_some_and(|v4| range.contains(&IpAddr::V4(v4)));
+    let mut addresses = vec![ip];
+    addresses.extend(embedded.map(IpAddr::V4));
+    // Linux connects to this machine for the unspecified address.
+    if addresses.iter().any(IpAddr::is_unspecified) {
+        addresses.extend([IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]);
+    }
+    let is_within = |range: &&IpNet| addresses.iter().any(|ip| range.contains(ip));
     blocked.iter().find(is_within).copied()
 }
 

@@ -190,6 +190,7 @@ async fn r6_an_address_is_blocked_however_it_is_written() {
     let names = Names::of(&[
         ("inside.test", &[&["127.0.0.1"]]),
         ("mapped.test", &[&["::ffff:127.0.0.1"]]),
+        ("unspecified.test", &[&["0.0.0.0"]]),
     ]);
     let fetcher = Fetcher::with_resolver(blocking(&["127.0.0.0/8", "::1/128"]), names);
     let spellings = [
@@ -204,8 +205,13 @@ async fn r6_an_address_is_blocked_however_it_is_written() {
         "[::127.0.0.1]",
         "[64:ff9b::127.0.0.1]",
         "[2002:7f00:1::]",
+        "0.0.0.0",
+        "0",
+        "[::]",
+        "[::ffff:0.0.0.0]",
         "inside.test",
         "mapped.test",
+        "unspecified.test",
         "user:password@inside.test",
     ];
     for host in spellings {
