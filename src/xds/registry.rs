@@ -246,6 +246,28 @@ impl ConnectionRegistry {
         }
     }
 
+    /// Records which refused resources are held by clients of the same source and build. [`Quarantine::accept`] records
+    /// only what they acknowledge after the first refusal.
+    pub(super) fn accept_held(&self, own: &LiveConnection, refused: &[Arc<Refusal>]) {
+        let new: Vec<&Arc<Refusal>> = refused.iter().filter(|refusal| refusal.must_be_compared()).collect();
+        if new.is_empty() {
+            return;
+        }
+        let build = Build::of(&own.proxy.node, &own.source);
+        let others = self.connections().into_iter();
+        let others = others.filter(|other| other.source == own.source);
+        for other in others.filter(|other| Build::of(&other.proxy.node, &other.source) == build) {
+            let resources = new
+                .iter()
+                .map(|refusal| (refusal.resource_type, &refusal.name, Some(refusal.version)));
+            for (refusal, progress) in new.iter().zip(other.progress(resources)) {
+                if matches!(progress, Progress::Acknowledged) {
+                    refusal.accept();
+                }
+            }
+        }
+    }
+
     /// Drops the responses that connections with equal subscriptions share.
     pub fn clear_responses(&self) {
         self.cache.clear();

@@ -803,4 +803,5 @@ async fn machines_are_announced_before_they_are_served() {
 mod config_objects;
 mod identity;
 mod lifetime;
+mod refusals;
 mod slow_clients;

@@ -61,6 +61,8 @@ pub struct Refusal {
     refusers: AtomicU32,
     /// True if a proxy of the build acknowledged it.
     is_accepted: AtomicBool,
+    /// True once it was compared with what proxies of the build hold.
+    is_compared: AtomicBool,
 }
 
 impl Refusal {
@@ -79,6 +81,7 @@ impl Refusal {
             counted: OnceLock::new(),
             refusers: AtomicU32::new(0),
             is_accepted: AtomicBool::new(false),
+            is_compared: AtomicBool::new(false),
         }
     }
 
@@ -105,6 +108,16 @@ impl Refusal {
     /// Returns true if it is withheld from proxies that have not refused it themselves.
     pub(in crate::xds) fn concerns_others(&self) -> bool {
         self.refusers.load(Ordering::Relaxed) >= REFUSERS && !self.is_accepted.load(Ordering::Relaxed)
+    }
+
+    /// Returns true once, if it is in quarantine: for the caller that compares it with what proxies of the build hold.
+    pub(in crate::xds) fn must_be_compared(&self) -> bool {
+        self.is_quarantined() && !self.is_compared.swap(true, Ordering::Relaxed)
+    }
+
+    /// Records that a proxy of the build acknowledged it.
+    pub(in crate::xds) fn accept(&self) {
+        self.is_accepted.store(true, Ordering::Relaxed);
     }
 
     /// Returns the version of what the proxy that refused it holds instead; `None` if it holds nothing.
@@ -245,7 +258,7 @@ impl Quarantine {
         }
         for resource in resources {
             if let Some(refusal) = open.get(&resource.version) {
-                refusal.is_accepted.store(true, Ordering::Relaxed);
+                refusal.accept();
             }
         }
     }

@@ -288,6 +288,8 @@ impl Session {
     }
 
     fn on_nack(&mut self, resource_type: ResourceType, error_code: i32, message: &str, refused: Vec<Arc<Refusal>>) {
+        let connection = &self.registration.connection;
+        self.shared.registry.accept_held(connection, &refused);
         let code = code_name(Code::from(error_code));
         let short = resource_type.short_name();
         tracing::warn!(
