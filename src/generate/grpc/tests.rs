@@ -359,6 +359,35 @@ spec: {action: AUDIT, rules: [{}]}
     assert_eq!(filters[2]["name"], "envoy.filters.http.router");
 }
 
+/// Names of namespaces and of policies contain the separator of both.
+#[test]
+fn a_policy_does_not_replace_one_of_the_root_namespace() {
+    let policies = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: b, namespace: default-a}
+spec: {action: DENY, rules: [{to: [{operation: {paths: [/x]}}]}]}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: a-b}
+spec: {action: DENY, rules: [{to: [{operation: {paths: [/y]}}]}]}
+";
+    let files = [
+        ("mesh.yaml", "rootNamespace: default-a\n"),
+        ("kube.yaml", SERVICES),
+        ("config.yaml", policies),
+    ];
+    let socket = [SOCKET].into_iter().map(SmolStr::new).collect();
+    let requested = RequestedResources::new([(ResourceType::Listener, socket)]);
+    let store = fixture::store_of_requested(Installation::default(), &files, vec![server()], &requested);
+    let listener = only(all(&store, ResourceType::Listener));
+    let manager = &listener["filterChains"][0]["filters"][0]["typedConfig"];
+    let policies = manager["httpFilters"][0]["typedConfig"]["rules"]["policies"].as_object();
+    let names: Vec<&String> = policies.into_iter().flat_map(serde_json::Map::keys).collect();
+    assert_eq!(names, ["default-a-b-0", "default-a-b-0-"]);
+}
+
 /// Each listener repeats the policies. Of those that are too large already as they are declared, no filters are made:
 /// that would take most of the time of these tests.
 #[test]

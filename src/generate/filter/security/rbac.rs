@@ -1,5 +1,7 @@
 //! RBAC filters of `AUDIT`, `DENY` and `ALLOW` policies, in this order.
 
+use std::collections::BTreeMap;
+
 use prost::Message;
 use smol_str::SmolStr;
 
@@ -125,6 +127,7 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey], listeners: 
             };
             for (index, rule) in row.spec.rules.iter().enumerate() {
                 let name = format!("{}-{}-{index}", key.namespace, key.name);
+                let name = unused(&rules.policies, name);
                 match rule::policy(rule, &MeshTrustDomains::none(), &context) {
                     Ok(policy) => {
                         rules.policies.insert(name, policy);
@@ -153,6 +156,15 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey], listeners: 
         return denied(&rows, &excess);
     }
     (filters, notes)
+}
+
+/// Returns a name that no policy has: this one, or else a longer one. Names of namespaces and of objects may contain the
+/// separator, and a policy must not replace one of the root namespace.
+fn unused(policies: &BTreeMap<String, Policy>, mut name: String) -> String {
+    while policies.contains_key(&name) {
+        name.push('-');
+    }
+    name
 }
 
 /// Returns a filter that denies everything in place of those of policies that are too large, with a note.
