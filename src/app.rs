@@ -11,6 +11,7 @@ mod injection;
 mod keys;
 mod kubernetes;
 mod listen;
+mod other_variables;
 mod process;
 mod rebalance;
 mod registries;
@@ -80,7 +81,7 @@ use crate::{
     model::{
         Installation, World,
         external_dependencies::ExternalDependencies,
-        features::{Features, other::WITHOUT_EFFECT},
+        features::{FeatureError, Features, other::WITHOUT_EFFECT},
         installation::ProcessVariables,
     },
     otlp::{Clocks, Traces},
@@ -269,6 +270,7 @@ async fn prepare(environment: &Arc<Environment>) -> Result<Prepared, AppError> {
     let of_folder = folder.as_ref().map(FileSource::env);
     let variables = variables(settings, of_folder.unwrap_or(&BTreeMap::new()));
     installation.features = features(&variables);
+    report_variables(&other_variables::invalid(settings));
     installation.variables = variables.into();
     let requests = RequestMetrics::new(&environment.registry)?;
     let client = kubernetes::client(settings, access.as_ref(), requests.of(&installation.cluster)).await?;
@@ -748,15 +750,25 @@ fn variables(settings: &Settings, file: &BTreeMap<String, String>) -> BTreeMap<S
 /// Parses the feature flags.
 fn features(variables: &BTreeMap<String, String>) -> Features {
     let (features, errors) = Features::parse(variables);
-    for error in errors {
-        tracing::error!("{error}");
-    }
+    report_variables(&errors);
     for (variable, reason) in WITHOUT_EFFECT {
         if variables.get(*variable).is_some_and(|value| !value.is_empty()) {
             tracing::warn!(variable, reason, "variable has no effect");
         }
     }
     features
+}
+
+/// Logs invalid values of variables.
+fn report_variables(errors: &[FeatureError]) {
+    for error in errors {
+        tracing::error!(
+            variable = error.variable,
+            value = error.value,
+            want = error.expected,
+            "invalid value of a variable, using the default"
+        );
+    }
 }
 
 /// Runs the push loop on a thread of its own, because its work is synchronous and may take long.

@@ -10,6 +10,7 @@ use tokio::{runtime::Handle, sync::watch, time::timeout};
 use super::{
     controllers,
     grpc::{Health, Reflection},
+    report_variables,
 };
 use crate::{
     auth::{
@@ -265,9 +266,7 @@ async fn authority(
     }
     let namespace = inputs.installation.namespace.as_str();
     let (options, errors) = LocalOptions::new(&settings.variables, &inputs.installation.features, namespace);
-    for error in errors {
-        tracing::error!("{error}");
-    }
+    report_variables(&errors);
     let Some(rules) = RegistrationRules::of(settings, options.limits)? else {
         let ca = local_authority(inputs, options, mesh).await?;
         let trust = ca.trust.clone();
@@ -359,9 +358,7 @@ fn may_impersonate(inputs: &IdentityInputs<'_>, domains: &watch::Receiver<Arc<Tr
     let accounts = &inputs.installation.features.ca_trusted_node_accounts;
     let (authorizer, wrong) = NodeAuthorizer::new(accounts, domains.clone(), inputs.mesh.clone());
     for account in wrong {
-        tracing::error!(
-            "CA_TRUSTED_NODE_ACCOUNTS: {account:?} is not a service account, ignoring it; hint: want namespace/name"
-        );
+        tracing::error!(%account, "account of CA_TRUSTED_NODE_ACCOUNTS ignored; hint: want namespace/name");
     }
     Box::new(move |caller, identity| {
         authorizer

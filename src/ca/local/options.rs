@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use smol_str::{SmolStr, format_smolstr};
 
 use crate::{
-    base::duration,
+    base::{boolean, duration},
     ca::{authority::TtlLimits, authority_selector::SelectionRules, key::KeyKind, self_signed::RootOptions},
-    model::features::Features,
+    model::features::{FeatureError, Features},
 };
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -38,8 +38,12 @@ pub struct LocalOptions {
 }
 
 impl LocalOptions {
-    /// Reads the variables that are not features. An invalid value yields its default and an error text.
-    pub fn new(variables: &BTreeMap<String, String>, features: &Features, namespace: &str) -> (Self, Vec<String>) {
+    /// Reads the variables that are not features. An invalid value yields its default and an error.
+    pub fn new(
+        variables: &BTreeMap<String, String>,
+        features: &Features,
+        namespace: &str,
+    ) -> (Self, Vec<FeatureError>) {
         let mut reader = Reader {
             variables,
             errors: Vec::new(),
@@ -47,6 +51,7 @@ impl LocalOptions {
         let hours = |hours: u32| HOUR * hours;
         let interval = reader.read(
             "CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL",
+            "a duration such as 1h",
             3_600_000_000_000,
             |text| duration::parse_nanos(text).ok(),
         );
@@ -59,16 +64,24 @@ impl LocalOptions {
             },
             root: RootOptions {
                 lifetime: reader.duration("CITADEL_SELF_SIGNED_CA_CERT_TTL", hours(87_600)),
-                key: reader.read("CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE", KeyKind::Rsa(2048), rsa),
+                key: reader.read(
+                    "CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE",
+                    "2048, 3072 or 4096",
+                    KeyKind::Rsa(2048),
+                    rsa,
+                ),
             },
             check_interval: u64::try_from(interval)
                 .ok()
                 .filter(|nanos| *nanos > 0)
                 .map(Duration::from_nanos),
             jitter: reader.flag("CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR", true),
-            grace_percent: reader.read("CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE", 20, |text| {
-                text.parse().ok().filter(|percent| *percent <= 100)
-            }),
+            grace_percent: reader.read(
+                "CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE",
+                "a percentage from 0 to 100",
+                20,
+                |text| text.parse().ok().filter(|percent| *percent <= 100),
+            ),
             self_signed_in_cacerts: reader.flag("USE_CACERTS_FOR_SELF_SIGNED_CA", false),
             revocation: features.pilot_enable_ca_crl,
             multi_root: features.istio_multiroot_mesh,
@@ -99,7 +112,7 @@ fn rsa(text: &str) -> Option<KeyKind> {
 
 struct Reader<'a> {
     variables: &'a BTreeMap<String, String>,
-    errors: Vec<String>,
+    errors: Vec<FeatureError>,
 }
 
 impl<'a> Reader<'a> {
@@ -108,27 +121,34 @@ impl<'a> Reader<'a> {
         text.filter(|text| !text.is_empty())
     }
 
-    fn read<T>(&mut self, name: &str, default: T, read: impl FnOnce(&str) -> Option<T>) -> T {
-        let Some(text) = self.text(name) else { return default };
+    fn read<T>(
+        &mut self,
+        variable: &'static str,
+        expected: &'static str,
+        default: T,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> T {
+        let Some(text) = self.text(variable) else {
+            return default;
+        };
         read(text).unwrap_or_else(|| {
-            self.errors
-                .push(format!("variable {name}: invalid value {text:?}; using the default"));
+            self.errors.push(FeatureError {
+                variable,
+                value: text.to_owned(),
+                expected,
+            });
             default
         })
     }
 
-    fn duration(&mut self, name: &str, default: Duration) -> Duration {
-        self.read(name, default, |text| {
+    fn duration(&mut self, variable: &'static str, default: Duration) -> Duration {
+        self.read(variable, "a duration above zero, such as 24h", default, |text| {
             duration::parse(text).ok().filter(|value| !value.is_zero())
         })
     }
 
-    fn flag(&mut self, name: &str, default: bool) -> bool {
-        self.read(name, default, |text| match text {
-            "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
-            "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
-            _ => None,
-        })
+    fn flag(&mut self, variable: &'static str, default: bool) -> bool {
+        self.read(variable, "true or false", default, boolean::parse)
     }
 }
 
@@ -136,7 +156,7 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    fn options(variables: &[(&str, &str)]) -> (LocalOptions, Vec<String>) {
+    fn options(variables: &[(&str, &str)]) -> (LocalOptions, Vec<FeatureError>) {
         let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
         LocalOptions::new(&variables.collect(), &Features::default(), "istio-system")
     }
@@ -144,7 +164,7 @@ mod tests {
     #[test]
     fn defaults_are_istios() {
         let (options, errors) = options(&[]);
-        assert_eq!(errors, Vec::<String>::new());
+        assert!(errors.is_empty(), "{errors:?}");
         assert_eq!(options.folder, PathBuf::from("./etc/cacerts"));
         assert_eq!((options.limits.default, options.limits.max), (HOUR * 24, HOUR * 2160));
         assert_eq!(
@@ -175,6 +195,6 @@ mod tests {
             (HOUR * 24, KeyKind::Rsa(2048))
         );
         assert!(!options.self_signed_in_cacerts && errors.len() == 3, "{errors:?}");
-        assert!(errors.iter().any(|error| error.contains("DEFAULT_WORKLOAD_CERT_TTL")));
+        assert!(errors.iter().any(|error| error.variable == "DEFAULT_WORKLOAD_CERT_TTL"));
     }
 }
