@@ -203,7 +203,11 @@ fn flags_may_precede_and_repeat() -> Result<(), Failed> {
         services.contains(".c.d\"") && !services.contains(".a.b\""),
         "{services}"
     );
-    let log = process.until_logged(&["unknown flags ignored: --bogus -y -z", "watches do not need it"])?;
+    let log = process.until_logged(&[
+        "unknown flags ignored",
+        "\"flags\":\"--bogus -y -z\"",
+        "watches do not need it",
+    ])?;
     assert!(log.starts_with('{'), "{log}");
     Ok(())
 }

@@ -156,7 +156,10 @@ async fn publish_valid(mut injector: InjectorReceiver, out: watch::Sender<Option
 fn of_process(settings: &Settings, installation: &Installation) -> inject::Environment {
     let native = settings.variable("ENABLE_NATIVE_SIDECARS").unwrap_or_default();
     let native_sidecars = NativeSidecars::parse(native).unwrap_or_else(|| {
-        tracing::warn!("ENABLE_NATIVE_SIDECARS: {native:?} is not true, false or auto; using false");
+        tracing::warn!(
+            value = native,
+            "invalid ENABLE_NATIVE_SIDECARS, using false; hint: want true, false or auto"
+        );
         NativeSidecars::Disabled
     });
     inject::Environment {

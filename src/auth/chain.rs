@@ -132,7 +132,10 @@ fn ranges(texts: &[SmolStr]) -> Vec<IpNet> {
     let parsed = texts.filter_map(|text| match text.parse::<IpNet>() {
         Ok(range) => Some(range),
         Err(_) => {
-            tracing::warn!("TRUSTED_GATEWAY_CIDR: {text:?} is not a CIDR range such as 10.0.0.0/8; ignored");
+            tracing::warn!(
+                range = text,
+                "range of TRUSTED_GATEWAY_CIDR ignored; hint: want one such as 10.0.0.0/8"
+            );
             None
         }
     });

@@ -255,7 +255,7 @@ impl OidcTokens {
             match fetched {
                 Ok(set) => keys.set = Some((set, now)),
                 Err(last_error) => {
-                    tracing::warn!(issuer = rule.issuer, "JWKS fetch failed: {last_error}");
+                    tracing::warn!(issuer = rule.issuer, error = last_error, "JWKS fetch failed");
                     keys.last_error = last_error;
                 }
             }

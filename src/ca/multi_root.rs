@@ -256,7 +256,7 @@ fn only_cas(roots: Vec<Certificate>, index: usize) -> Vec<Certificate> {
     match roots.iter().find(|root| !root.is_ca) {
         Some(leaf) => {
             let name = &leaf.name;
-            tracing::error!(%name, "caCertificates[{index}] has a certificate that is not a CA; entry ignored");
+            tracing::error!(index, %name, "entry of caCertificates ignored: a certificate is not a CA");
             Vec::new()
         }
         None => roots,

@@ -52,7 +52,7 @@ fn report_unknown(flags: &[String]) {
         }
     }
     if !unknown.is_empty() {
-        tracing::warn!("unknown flags ignored: {}", unknown.join(" "));
+        tracing::warn!(flags = unknown.join(" "), "unknown flags ignored");
     }
 }
 

@@ -32,7 +32,7 @@ enum RequestError {
     Invalid(String, http::Error),
     #[error("no response from {0}: {1}; hint: check that istiod runs on this machine")]
     Unreachable(String, String),
-    #[error("no response within {} s", TIMEOUT.as_secs())]
+    #[error("no response from istiod within {} s", TIMEOUT.as_secs())]
     Timeout,
     #[error("received unsuccessful status code {0}: {1}")]
     Status(u16, String),

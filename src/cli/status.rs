@@ -92,15 +92,15 @@ enum StatusError {
     Object(String),
     #[error("{0:?} is not a kind; hint: want a kind such as VirtualService or vs")]
     Kind(String),
-    #[error("--wait needs an object")]
+    #[error("--wait needs an object; hint: name one, such as virtualservice/reviews.shop")]
     NothingToWaitFor,
     #[error("no response from {0}: {1}; hint: check that istiod runs on this machine")]
     Unreachable(String, String),
-    #[error("no response within {} s", .0.as_secs())]
+    #[error("no response from istiod within {} s", .0.as_secs())]
     Timeout(Duration),
     #[error("received status code {0}: {1}")]
     Status(u16, String),
-    #[error("the answer is not readable: {0}")]
+    #[error("the answer is not readable: {0}; hint: is --port that of --monitoringAddr?")]
     Malformed(String),
     #[error("cannot verify the generation: {0}")]
     Generation(ClusterError),

@@ -86,10 +86,7 @@ async fn follow(
         if let Some(bundle) = bundle.filter(|bundle| present.as_ref() != Some(bundle)) {
             match put(store, &bundle).await {
                 Ok(()) => {
-                    tracing::info!(
-                        name = NAME,
-                        "the root certificates are written into the ClusterTrustBundle"
-                    );
+                    tracing::info!(name = NAME, "ClusterTrustBundle written");
                     (present, failures) = (Some(bundle), 0);
                 }
                 Err(error) => {

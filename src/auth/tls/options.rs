@@ -106,7 +106,10 @@ impl TlsOptions {
                 provider.kx_groups = vec![kx_group::X25519MLKEM768];
             }
             "" => {}
-            unknown => tracing::warn!("COMPLIANCE_POLICY: unknown value {unknown:?}; ignored"),
+            unknown => tracing::warn!(
+                value = unknown,
+                "COMPLIANCE_POLICY ignored; hint: want fips-140-2 or pqc"
+            ),
         }
         let speaks = |version: &&'static SupportedProtocolVersion| {
             let mut suites = provider.cipher_suites.iter();
@@ -135,7 +138,7 @@ fn known_suites(provider: &CryptoProvider, names: &[&str]) -> Result<Vec<CipherS
         if let Some(suite) = found {
             suites.push(suite.suite());
         } else if WEAK_SUITES.contains(&name) || STATIC_RSA_SUITES.contains(&name) {
-            tracing::warn!("--tls-cipher-suites: {name} is weak; ignored");
+            tracing::warn!(suite = name, "weak suite of --tls-cipher-suites ignored");
         } else {
             return Err(TlsOptionsError::UnknownSuite(name.to_owned()));
         }

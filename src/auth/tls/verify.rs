@@ -157,7 +157,7 @@ impl TrustPoolVerifier {
         }
         let (verifiers, problems) = PoolVerifiers::new(&pools, &self.provider);
         for problem in problems {
-            tracing::warn!("trust pool is incomplete: {problem}");
+            tracing::warn!(problem, "trust pool is incomplete");
         }
         let verifiers = Arc::new(verifiers);
         *built = Some((pools, verifiers.clone()));

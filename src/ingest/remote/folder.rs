@@ -99,12 +99,10 @@ impl Folder {
     pub(super) fn look(&mut self) -> Vec<PathBuf> {
         let (mut folders, mut files) = (Vec::new(), Vec::new());
         if let Err(error) = walk(&self.path, MAX_DEPTH, &mut folders, &mut files) {
-            let problem = format!(
-                "the folder of kubeconfigs {} cannot be read: {error}",
-                self.path.display()
-            );
+            let problem = error.to_string();
             if self.problem.as_ref() != Some(&problem) {
-                tracing::error!("{problem}; keeping its last clusters");
+                let folder = self.path.display();
+                tracing::error!(%folder, error = problem, "failed to read kubeconfig folder, keeping its last clusters");
                 self.problem = Some(problem);
             }
             return vec![self.path.clone()];
