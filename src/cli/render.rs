@@ -33,7 +33,11 @@ use crate::{
         resource::Note,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
-    model::{Change, Installation, World, features::Features, output_limit, reference},
+    model::{
+        Change, Installation, World,
+        features::{FeatureError, Features},
+        output_limit, reference,
+    },
     proto::json,
     table::Cx,
 };
@@ -64,6 +68,8 @@ pub enum RenderError {
 pub struct Report {
     /// Number of resources written, by proxy and type.
     pub written: BTreeMap<String, BTreeMap<ResourceType, usize>>,
+    /// Variables of `env.yaml` with invalid values, which have their defaults.
+    pub variables: Vec<FeatureError>,
     /// Diagnostics of the folder.
     pub diagnostics: Vec<Diagnostic>,
     /// Descriptions of generators that panicked.
@@ -100,10 +106,11 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     let files = read_files(input)?;
     let mut installation = Installation::default();
     let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
-    let (features, _) = Features::parse(&folder.env);
+    let (features, variables) = Features::parse(&folder.env);
     installation.features = features;
     installation.variables = folder.env.clone().into();
     let mut report = Report {
+        variables,
         diagnostics: folder.diagnostics.clone(),
         ..Report::default()
     };
@@ -321,6 +328,9 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
             return ExitCode::from(FAILURE);
         }
     };
+    for error in &report.variables {
+        eprintln!("Error: env.yaml: {error}");
+    }
     for diagnostic in &report.diagnostics {
         eprintln!("{:?}: {diagnostic}", diagnostic.severity);
     }
@@ -356,4 +366,18 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
         ExitCode::from(FAILURE)
     };
     print(&table, code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_variables_are_reported() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("env.yaml"), "PILOT_HTTP10: maybe\n").expect("a file");
+        let report = render(folder.path(), &folder.path().join("out")).expect("a report");
+        let variables: Vec<_> = report.variables.iter().map(|error| error.variable).collect();
+        assert_eq!(variables, ["PILOT_HTTP10"]);
+    }
 }
