@@ -215,18 +215,19 @@ features! {
         PILOT_ENABLE_EDS_DEBOUNCE pilot_enable_eds_debounce: bool = true;
         /// Number of proxies pushed to concurrently; 0 for one per processor.
         PILOT_PUSH_THROTTLE pilot_push_throttle: u32 = 0;
-        /// New streams and requests per second; 0 for limits by work instead of rate.
+        /// New streams per second; 0 for limits by work instead of rate.
         PILOT_MAX_REQUESTS_PER_SECOND pilot_max_requests_per_second: f64 = 0.0;
         /// Concurrent streams of one HTTP/2 connection; 0 for no limit.
         ISTIO_GPRC_MAXSTREAMS istio_gprc_maxstreams: u32 = 100_000;
         /// Largest message that is received, in bytes.
         ISTIO_GPRC_MAXRECVMSGSIZE istio_gprc_maxrecvmsgsize: u32 = 4_194_304;
-        /// Memory in MiB that the subscriptions of all clients may hold: names, and placeholders for those that do not
-        /// exist. Beyond it, the largest ones of the source that holds most end.
+        /// Not Istio's. Memory in MiB that the subscriptions of all clients may hold: names, and placeholders for those
+        /// that do not exist. Beyond it, the largest ones of the source that holds most end.
         PILOT_XDS_SUBSCRIPTION_MEMORY_MB pilot_xds_subscription_memory_mb: u32 = 256;
-        /// Withholds a resource that proxies refused until it changes; otherwise it is sent again with the next change.
+        /// Not Istio's. Withholds a resource that proxies refused until it changes; otherwise it is sent again with the
+        /// next change.
         PILOT_ENABLE_XDS_QUARANTINE pilot_enable_xds_quarantine: bool = true;
-        /// Writes Kubernetes Events about objects whose configuration proxies refuse.
+        /// Not Istio's. Writes Kubernetes Events about objects whose configuration proxies refuse.
         PILOT_ENABLE_REFUSAL_EVENTS pilot_enable_refusal_events: bool = true;
         /// Caches encoded resources.
         PILOT_ENABLE_XDS_CACHE pilot_enable_xds_cache: bool = true;
@@ -309,7 +310,7 @@ features! {
         /// Merges inbound ports of services with those of a Sidecar.
         PILOT_ALLOW_SIDECAR_SERVICE_INBOUND_LISTENER_MERGE
             pilot_allow_sidecar_service_inbound_listener_merge: bool = false;
-        /// Uses the remote address as the client's address in sidecars.
+        /// Uses the remote address as the client's address in outbound listeners of sidecars.
         PILOT_SIDECAR_USE_REMOTE_ADDRESS pilot_sidecar_use_remote_address: bool = false;
         /// Does not append `-shadow` to the host of mirrored requests.
         DISABLE_SHADOW_HOST_SUFFIX disable_shadow_host_suffix: bool = true;
@@ -364,7 +365,7 @@ features! {
         PILOT_ENABLE_ANALYSIS pilot_enable_analysis: bool = false;
         /// Longest delay of an analysis after a change.
         PILOT_ANALYSIS_INTERVAL pilot_analysis_interval: Duration = seconds(10);
-        /// Writes the condition `Reconciled` of Istio's objects: how many proxies run them.
+        /// Not Istio 1.30's. Writes the condition `Reconciled` of Istio's objects: how many proxies run them.
         PILOT_ENABLE_STATUS pilot_enable_status: bool = false;
         /// Removes a taint from nodes where the CNI plugin is ready.
         PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS pilot_enable_node_untaint_controllers: bool = false;
@@ -390,7 +391,7 @@ features! {
         // Multicluster.
         /// Time after which the start no longer waits for a remote cluster.
         PILOT_REMOTE_CLUSTER_TIMEOUT pilot_remote_cluster_timeout: Duration = seconds(30);
-        /// Allowed kubeconfig options that are unsafe.
+        /// Allowed kubeconfig options that are unsafe, such as `exec`.
         PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS
             pilot_insecure_multicluster_kubeconfig_options: Vec<SmolStr> = list();
         /// Folder of kubeconfigs instead of Secrets.
@@ -405,9 +406,9 @@ features! {
         ENABLE_MULTICLUSTER_HEADLESS enable_multicluster_headless: bool = true;
         /// Uses endpoints of other clusters only for exported services.
         ENABLE_MCS_SERVICE_DISCOVERY enable_mcs_service_discovery: bool = false;
-        /// Adds `clusterset.local` hosts.
+        /// Adds `clusterset.local` hosts, with `ENABLE_MCS_SERVICE_DISCOVERY`.
         ENABLE_MCS_HOST enable_mcs_host: bool = false;
-        /// Makes `cluster.local` hosts cluster-local.
+        /// Makes `cluster.local` hosts cluster-local, with `ENABLE_MCS_HOST`.
         ENABLE_MCS_CLUSTER_LOCAL enable_mcs_cluster_local: bool = false;
         /// Exports every service.
         ENABLE_MCS_AUTO_EXPORT enable_mcs_auto_export: bool = false;
@@ -498,7 +499,8 @@ features! {
         ENABLE_CLUSTER_TRUST_BUNDLE_API enable_cluster_trust_bundle_api: bool = false;
         /// Accounts (`namespace/name`) of node proxies that may request certificates for others.
         CA_TRUSTED_NODE_ACCOUNTS ca_trusted_node_accounts: Vec<SmolStr> = list();
-        /// Fetcher of JWT keys.
+        /// Fetcher of JWT keys: `istiod` (or `false`), `envoy`, or `hybrid` (or `true`), which is Envoy if the mesh has
+        /// the host of the keys, otherwise istiod.
         PILOT_JWT_ENABLE_REMOTE_JWKS pilot_jwt_enable_remote_jwks: RemoteJwks = RemoteJwks::Istiod;
         /// Interval of fetching JWT keys.
         PILOT_JWT_PUB_KEY_REFRESH_INTERVAL pilot_jwt_pub_key_refresh_interval: Duration = seconds(1200);
@@ -520,7 +522,7 @@ features! {
         ENABLE_DEBUG_ENDPOINT_AUTH enable_debug_endpoint_auth: bool = true;
         /// Namespaces whose accounts may read all debug pages.
         DEBUG_ENDPOINT_AUTH_ALLOWED_NAMESPACES debug_endpoint_auth_allowed_namespaces: Vec<SmolStr> = list();
-        /// Enables unsafe admin endpoints.
+        /// Serves `/debug/force_disconnect`.
         UNSAFE_ENABLE_ADMIN_ENDPOINTS unsafe_enable_admin_endpoints: bool = false;
         /// Enables expensive runtime assertions.
         UNSAFE_PILOT_ENABLE_RUNTIME_ASSERTIONS unsafe_pilot_enable_runtime_assertions: bool = false;

@@ -5,27 +5,33 @@ pub type Described = (&'static str, &'static str);
 
 /// Variables that other parts read.
 pub const OTHER_VARIABLES: &[Described] = &[
-    ("AUDIENCE", "Audience of the tokens that `JWT_RULE` accepts."),
+    (
+        "AUDIENCE",
+        "Outside a cluster: audience of the tokens of `TOKEN_ISSUER`; by default the first of istiod's own token.",
+    ),
     (
         "CERT_SIGNER_DOMAIN",
         "Domain of the Kubernetes signers that workloads may name.",
     ),
     (
         "CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR",
-        "Spreads the checks of the self-signed root.",
+        "Spreads the checks of the self-signed root; `true` by default.",
     ),
-    ("CITADEL_SELF_SIGNED_CA_CERT_TTL", "Validity of the self-signed root."),
+    (
+        "CITADEL_SELF_SIGNED_CA_CERT_TTL",
+        "Validity of the self-signed root; `87600h` by default.",
+    ),
     (
         "CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE",
-        "Size of the self-signed root's RSA key.",
+        "Size of the self-signed root's RSA key: `2048`, the default, `3072` or `4096`.",
     ),
     (
         "CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL",
-        "Interval of the checks of the self-signed root.",
+        "Interval of the checks of the self-signed root; `1h` by default, `0` for none.",
     ),
     (
         "CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE",
-        "Part of the root's validity, in percent, before whose end it is replaced.",
+        "Part of the root's validity, in percent, before whose end it is replaced; `20` by default.",
     ),
     ("CLUSTER_ID", "Default of `--clusterID`."),
     (
@@ -34,7 +40,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     (
         "ENABLE_NATIVE_SIDECARS",
-        "Native sidecars: `true`, `false` or `auto`, which is by the versions of the nodes.",
+        "Native sidecars: `true`, `false` or `auto`, the default, which is by the versions of the nodes.",
     ),
     (
         "EXTERNAL_CA",
@@ -42,10 +48,16 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     (
         "EXTERNAL_ISTIOD",
-        "The control plane runs outside the clusters that it serves.",
+        "Writes root certificates and CA bundles of injectors into remote clusters that name this control plane.",
     ),
-    ("GRPC_KEEPALIVE_INTERVAL", "Default of `--keepaliveInterval`."),
-    ("GRPC_KEEPALIVE_TIMEOUT", "Default of `--keepaliveTimeout`."),
+    (
+        "GRPC_KEEPALIVE_INTERVAL",
+        "Default of `--keepaliveInterval`; without it, `30s`.",
+    ),
+    (
+        "GRPC_KEEPALIVE_TIMEOUT",
+        "Default of `--keepaliveTimeout`; without it, `10s`.",
+    ),
     (
         "HOME",
         "Folder whose `.kube/config` is read if `KUBECONFIG` is not set.",
@@ -91,8 +103,8 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     (
         "PILOT_CERT_PROVIDER",
-        "Source of the serving certificate: `istiod`, `k8s.io/` and a signer, or only files: `custom`, or `none`, \
-         which distributes no root certificates either.",
+        "Source of the serving certificate: `istiod`, the default; `k8s.io/` and a signer; or only files: `custom`, or \
+         `none`, which distributes no root certificates either.",
     ),
     (
         "PLATFORM",
@@ -104,7 +116,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     ("POD_NAMESPACE", "Default of `--namespace`."),
     ("REVISION", "Revision of this control plane; empty for all revisions."),
-    ("ROOT_CA_DIR", "Folder of the plugged-in CA."),
+    (
+        "ROOT_CA_DIR",
+        "Folder of the plugged-in CA; `./etc/cacerts` by default.",
+    ),
     (
         "SERVICE_ACCOUNT",
         "Service account of this control plane, by which replicas know each other; `istiod` by default.",
@@ -113,7 +128,11 @@ pub const OTHER_VARIABLES: &[Described] = &[
         "SHARED_MESH_CONFIG",
         "ConfigMap whose mesh config is the base of the own one, and whose networks replace the own ones.",
     ),
-    ("TOKEN_ISSUER", "Issuer of the tokens that `JWT_RULE` accepts."),
+    (
+        "TOKEN_ISSUER",
+        "Outside a cluster: issuer of further tokens that certificates may be requested with; by default that of \
+         istiod's own token.",
+    ),
     (
         "USE_CACERTS_FOR_SELF_SIGNED_CA",
         "Stores the self-signed root in Secret `cacerts`.",
