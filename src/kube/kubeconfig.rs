@@ -41,7 +41,7 @@ pub enum KubeconfigError {
         field: String,
     },
     /// It requests something that is not allowed.
-    #[error("the kubeconfig is not allowed: {0}")]
+    #[error("the kubeconfig is not allowed: {0}; hint: PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS permits it")]
     NotAllowed(String),
     /// It is inconsistent.
     #[error("the kubeconfig is not valid: {0}")]

@@ -356,7 +356,7 @@ async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
     assert!(shown.ready, "no cluster is pending");
     assert_eq!(
         shown.dump()[0]["error"],
-        "the kubeconfig is not allowed: exec is not allowed"
+        "the kubeconfig is not allowed: exec is not allowed; hint: PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS permits it"
     );
 
     fixture.applied(secret("s", OLD, &[("c1", "one")])).await;

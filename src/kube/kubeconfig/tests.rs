@@ -40,7 +40,10 @@ fn kubeconfigs_with_files_or_programs_are_refused() {
     ];
     for (user, message, name) in cases {
         let error = check(&user, &[]).expect_err("refused");
-        assert!(error.ends_with(message), "{error}");
+        assert!(
+            error.contains(message) && error.contains("hint: PILOT_INSECURE"),
+            "{error}"
+        );
         assert!(check(&user, &["other"]).is_err());
         check(&user, &[name]).expect("allowed by name");
     }
