@@ -62,7 +62,7 @@ pub(super) fn subsets(mesh: &Mesh, report: &mut Report) {
     for rule in mesh.of(Kind::DestinationRule) {
         let host = text(rule.spec("host"));
         let Some(destination) = hosts.find(&rule.namespace, rule.spec("exportTo"), host) else {
-            let text = format!("host {host} is no service of the mesh");
+            let text = format!("host {host} is not a service of the mesh");
             report.add(UNKNOWN_RULE_HOST, rule, text);
             continue;
         };

@@ -22,7 +22,7 @@ pub struct SpiffeId {
 
 /// Reason why a text is not an id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no id of a service account, want spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT")]
+#[error("{0:?} is not the id of a service account, want spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT")]
 pub struct SpiffeError(pub String);
 
 impl SpiffeId {

@@ -52,7 +52,7 @@ fn convert_rule(converter: &mut Converter<'_>, rule: &Old<'_>) {
         converter.note(
             rule,
             "spec.destination.service",
-            "a part of a label is no wildcard of proxies",
+            "a part of a label is not a wildcard of proxies",
         );
     }
     let resolution = if is_exact && !ports.tls.is_empty() {

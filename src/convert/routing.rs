@@ -267,7 +267,7 @@ fn matches(converter: &mut Converter<'_>, rule: &Old<'_>) -> Result<Value, NotMa
             converter.note(
                 rule,
                 "spec.match.source.service",
-                "a host is no source; hint: match labels",
+                "a host is not a source; hint: match labels",
             );
         }
         set(&mut matched, "sourceLabels", labels.into());

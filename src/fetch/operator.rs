@@ -64,7 +64,7 @@ impl Dialer {
                     Endpoint::Host(..) | Endpoint::Socket(_) => name,
                 };
                 let name = ServerName::try_from(host.to_owned());
-                let name = name.map_err(|_| format!("{host:?} is no name of a server"))?;
+                let name = name.map_err(|_| format!("{host:?} is not the name of a server"))?;
                 Some((name, config))
             }
         };

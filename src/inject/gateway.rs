@@ -309,7 +309,11 @@ impl<'a> Deployed<'a> {
                 return Ok(name.to_owned());
             }
             let field = format!("metadata.annotations[{annotation:?}]");
-            Err(invalid(gateway, &field, format!("{name:?} is no name of an object")))
+            Err(invalid(
+                gateway,
+                &field,
+                format!("{name:?} is not the name of an object"),
+            ))
         };
         let (name, service_account) = (named(NAME_OVERRIDE)?, named(SERVICE_ACCOUNT)?);
         let service_type = pod::annotation(gateway, SERVICE_TYPE).unwrap_or(request.class.service_type);

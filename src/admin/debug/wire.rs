@@ -113,7 +113,7 @@ impl XdsDebugHandler {
             return Err(DebugError::Malformed("exactly one debug request is required"));
         };
         let request = Request::get(format!("{PREFIX}{name}")).body(Body::empty());
-        let mut request = request.map_err(|_| DebugError::Malformed("the name is no address of a debug page"))?;
+        let mut request = request.map_err(|_| DebugError::Malformed("the name is not the address of a debug page"))?;
         // Access check and lookup use the same path.
         let page = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
         let identities = question.caller.as_ref().map(|caller| caller.identities.clone());

@@ -65,7 +65,7 @@ pub(in crate::analyze) fn destinations(mesh: &Mesh, report: &mut Report) {
             match hosts.find(&service.namespace, service.spec("exportTo"), host) {
                 Some(destination) => port(service, &path, to, destination, report),
                 None => {
-                    let text = format!("{path}.host: {host:?} is no service of the mesh");
+                    let text = format!("{path}.host: {host:?} is not a service of the mesh");
                     report.add(REFERENCE_NOT_FOUND, service, text);
                 }
             }

@@ -389,7 +389,7 @@ fn port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Er
         .filter(|number| (1..=65_535).contains(number));
     number
         .map(Some)
-        .ok_or_else(|| serde::de::Error::custom(format!("{} is no port", value["$"])))
+        .ok_or_else(|| serde::de::Error::custom(format!("{} is not a port", value["$"])))
 }
 
 /// Reads a lease.

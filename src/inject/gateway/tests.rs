@@ -369,7 +369,7 @@ fn r12_control_characters_are_refused() {
     for annotation in [NAME_OVERRIDE, SERVICE_ACCOUNT] {
         let gateway = gateway(json!({"annotations": {annotation: "a: b"}}), json!({}));
         let error = rendered(TEMPLATE, &gateway, None, None).expect_err(annotation);
-        assert!(error.ends_with("\"a: b\" is no name of an object"), "{error}");
+        assert!(error.ends_with("\"a: b\" is not the name of an object"), "{error}");
     }
     // Copied as JSON.
     let copied = gateway(

@@ -66,7 +66,7 @@ fn operations(modifier: &HeaderModifier) -> Result<HeaderOperations, Mistake> {
     // Envoy would refuse such a name, and with it all routes of the port.
     let is_name = |name: &str| !name.is_empty() && is_header_text(name);
     if let Some(name) = modifier.remove.iter().find(|name| !is_name(name)) {
-        let message = format!("header {name:?} cannot be removed, because it is no name");
+        let message = format!("header {name:?} cannot be removed, because it is not a name");
         return Err(Mistake::new(reason::INVALID_FILTER, message));
     }
     Ok(HeaderOperations {

@@ -236,7 +236,7 @@ fn filters_and_matches_are_checked() {
                 "filters",
                 json!({"type": "ResponseHeaderModifier", "responseHeaderModifier": modifier})
             ),
-            format!("InvalidFilter: header {shown} cannot be removed, because it is no name")
+            format!("InvalidFilter: header {shown} cannot be removed, because it is not a name")
         );
     }
     for (kind, field) in [("RequestRedirect", "requestRedirect"), ("URLRewrite", "urlRewrite")] {
