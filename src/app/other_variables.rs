@@ -6,8 +6,11 @@ use crate::{
     settings::Settings,
 };
 
+/// A check of a value.
+type Check = fn(&str) -> bool;
+
 /// Each variable with the form of its values, and their check.
-const FORMS: [(&str, &str, fn(&str) -> bool); 5] = [
+const FORMS: [(&str, &str, Check); 5] = [
     ("EXTERNAL_ISTIOD", "true or false", is_boolean),
     ("GRPC_KEEPALIVE_INTERVAL", "a duration such as 30s", is_duration),
     ("GRPC_KEEPALIVE_TIMEOUT", "a duration such as 10s", is_duration),

@@ -49,7 +49,7 @@ impl Fixture {
         target: WatchTarget,
         metrics: &WatchMetrics,
         second: Duration,
-        convert: impl FnMut(Object) -> Object + Send + 'static,
+        convert: impl FnMut(Object) -> Object + Send + Sync + 'static,
     ) -> Self {
         let (sender, requests) = mpsc::channel::<Request>(1);
         let service = tower::service_fn(move |request| {
