@@ -12,7 +12,7 @@ use libtest_mimic::{Failed, Trial};
 
 use crate::support::http::RUNTIME;
 use crate::support::{kubernetes, wait};
-use attempt::attempt;
+use attempt::{Failure, attempt};
 use fixture::{Caller, Fixture};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -104,6 +104,7 @@ fn rule(caller: &Caller, endpoint: Endpoint, target: &str) -> bool {
 fn access_control_matrix(name: &str) -> Result<(), Failed> {
     let fixture = Fixture::start(name)?;
     let _connected = RUNTIME.block_on(fixture.connect_proxies())?;
+    fixture.await_denials()?;
     let callers = fixture.callers()?;
     let cells = callers.iter().flat_map(|caller| {
         let tried = ENDPOINTS.into_iter().filter(|endpoint| fixture.can_try(*endpoint));
@@ -120,13 +121,14 @@ fn access_control_matrix(name: &str) -> Result<(), Failed> {
             });
             let outcomes = RUNTIME.block_on(async { futures::future::join_all(tried).await });
             for ((caller, endpoint, target), outcome) in chunk.iter().zip(outcomes) {
-                let (is_answered, outcome) = match outcome {
-                    Ok(outcome) => (true, outcome),
-                    Err(_) => (false, Err("no answer".to_owned())),
+                let outcome = outcome.unwrap_or_else(|_| Err(Failure::Unanswered("timed out".to_owned())));
+                let (is_given, was) = match outcome {
+                    Ok(()) => (Some(true), "given".to_owned()),
+                    Err(Failure::Refused(why)) => (Some(false), format!("refused: {why}")),
+                    Err(Failure::Unanswered(why)) => (None, format!("unanswered: {why}")),
                 };
-                if !is_answered || outcome.is_ok() != rule(caller, *endpoint, target) {
+                if is_given != Some(rule(caller, *endpoint, target)) {
                     let name = caller.name;
-                    let was = outcome.map_or_else(|why| format!("refused: {why}"), |()| "given".to_owned());
                     wrong.push(format!("round {round}: {name} × {endpoint:?} × {target}: {was}"));
                 }
             }

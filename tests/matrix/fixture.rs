@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use istiod::proto::envoy::service::discovery::v3::DiscoveryResponse;
+use istiod::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use serde_json::{Value, json};
 use tonic::transport::{Channel, Endpoint};
 
@@ -12,15 +12,20 @@ use crate::secure::authority::Authority;
 use crate::support::agent::{Agent, ClientCredentials, Stream, Trust};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
+use crate::support::http::{self, RUNTIME};
 use crate::support::kubernetes::Cluster;
 use crate::support::kubernetes::api::documents;
 use crate::support::{scratch, wait};
 
 pub(super) const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+pub(super) const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// Time limit of the first responses on a quiet machine.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of reviews of access on a quiet machine. One that fails is repeated after a minute.
+const TIMEOUT: Duration = Duration::from_mins(2);
+
+/// The callers' accounts that may not list the Secrets of their own namespace.
+const DENIED: [(&str, &str); 2] = [("a", "other"), (SYSTEM, "istiod")];
 
 /// A client.
 pub(super) struct Caller {
@@ -69,29 +74,54 @@ impl Fixture {
         })
     }
 
-    /// Connects the gateways of all namespaces and waits for their resources. They stay connected while the result is
-    /// held.
+    /// Connects the gateways of all namespaces, and of [`DENIED`] accounts, and waits for their resources. They stay
+    /// connected while the result is held, so their access is not reviewed again for each caller.
     pub(super) async fn connect_proxies(&self) -> Result<Vec<Stream>, String> {
         let mut streams = Vec::new();
-        for namespace in NAMESPACES {
-            let credentials = self.certificate(namespace, GATEWAY);
-            let says = |status: tonic::Status| format!("the gateway of {namespace}: {status}");
+        let gateways = NAMESPACES.map(|namespace| (namespace, GATEWAY));
+        for (namespace, account) in gateways.into_iter().chain(DENIED) {
+            let credentials = self.certificate(namespace, account);
+            let says = |status: tonic::Status| format!("{account} of {namespace}: {status}");
             let mut stream = self
                 .agent
-                .ads(&credentials, &node(namespace, GATEWAY))
+                .ads(&credentials, &node(namespace, account))
                 .await
                 .map_err(says)?;
             stream.ask(CLUSTER, &[]).await.map_err(says)?;
             // Once it has its secret, the access review of its API server has completed.
-            if namespace != SYSTEM {
+            if account == GATEWAY && namespace != SYSTEM {
                 let name = format!("kubernetes://{namespace}/cred");
-                secret(&mut stream, &name, wait::extended(TIMEOUT))
-                    .await
-                    .map_err(says)?;
+                stream.ask(SECRET, &[&name]).await.map_err(says)?;
             }
             streams.push(stream);
         }
         Ok(streams)
+    }
+
+    /// Waits until the API server has denied access to the [`DENIED`] accounts. They must be connected. Before that,
+    /// their Secrets would be withheld for want of an answer.
+    pub(super) fn await_denials(&self) -> Result<(), String> {
+        let token = self.cluster.token(SYSTEM, "istiod", &["istio-ca"])?;
+        let is_denial = |note: &Value, (namespace, account): (&str, &str)| {
+            let detail = note["detail"].as_str().unwrap_or_default();
+            let denied = format!("kubernetes://{namespace}/cred: the service account may not list Secrets");
+            let reader = format!("requested by {account}.{namespace} of cluster Kubernetes");
+            detail.starts_with(&denied) && detail.ends_with(&reader)
+        };
+        let mut seen = String::new();
+        let denied = wait::until("the denial of access to Secrets", TIMEOUT, || {
+            let page = http::request_with(self.daemon.http, "istiod", "/debug/notez", Some(token.as_str()));
+            seen = match RUNTIME.block_on(page) {
+                Ok(answer) => answer.body,
+                Err(error) => error,
+            };
+            let notes: Vec<Value> = serde_json::from_str(&seen).unwrap_or_default();
+            let mut denied = DENIED.into_iter();
+            denied
+                .all(|reader| notes.iter().any(|note| is_denial(note, reader)))
+                .then_some(())
+        });
+        denied.map_err(|error| format!("{error}; the notes are {seen}"))
     }
 
     pub(super) fn callers(&self) -> Result<Vec<Caller>, String> {
@@ -198,15 +228,30 @@ impl Fixture {
     }
 }
 
-/// Requests a secret. A secret that the caller may not have is not answered, so silence for `patience` is an empty
-/// response.
-pub(super) async fn secret(
-    stream: &mut Stream,
-    name: &str,
-    patience: Duration,
-) -> Result<DiscoveryResponse, tonic::Status> {
-    let answer = tokio::time::timeout(patience, stream.ask(SECRET, &[name])).await;
-    answer.unwrap_or_else(|_| Ok(DiscoveryResponse::default()))
+/// Requests a secret on a new stream. One that the caller may not have is not answered, so later requests show it: with
+/// the answer for clusters, the stream has a configuration, and it answers requests in order, so the answer for
+/// listeners follows that for the secret. Without the secret, the result is an empty response.
+pub(super) async fn secret(stream: &mut Stream, name: &str) -> Result<DiscoveryResponse, tonic::Status> {
+    let request = |type_url: &str, resource_names| DiscoveryRequest {
+        type_url: type_url.to_owned(),
+        resource_names,
+        ..Default::default()
+    };
+    let mut secret = DiscoveryResponse::default();
+    stream.send(request(SECRET, vec![name.to_owned()])).await?;
+    for later in [CLUSTER, LISTENER] {
+        stream.send(request(later, Vec::new())).await?;
+        loop {
+            let response = stream.next().await?;
+            if response.type_url == later {
+                break;
+            }
+            if response.type_url == SECRET {
+                secret = response;
+            }
+        }
+    }
+    Ok(secret)
 }
 
 /// Returns an address of this machine other than loopback, if it has one. Connections to it stay local and have it as

@@ -309,9 +309,8 @@ impl Stream {
         .await
     }
 
-    /// Sends a request with the node of the stream, and waits for a response with its type.
-    pub(crate) async fn exchange(&mut self, request: DiscoveryRequest) -> Result<DiscoveryResponse, Status> {
-        let type_url = request.type_url.clone();
+    /// Sends a request with the node of the stream.
+    pub(crate) async fn send(&mut self, request: DiscoveryRequest) -> Result<(), Status> {
         let request = DiscoveryRequest {
             node: Some(self.node.clone()),
             ..request
@@ -319,6 +318,13 @@ impl Stream {
         if self.requests.send(request).await.is_err() {
             return Err(self.end().await);
         }
+        Ok(())
+    }
+
+    /// Sends a request with the node of the stream, and waits for a response with its type.
+    pub(crate) async fn exchange(&mut self, request: DiscoveryRequest) -> Result<DiscoveryResponse, Status> {
+        let type_url = request.type_url.clone();
+        self.send(request).await?;
         loop {
             let response = self.next().await?;
             if response.type_url == type_url {
