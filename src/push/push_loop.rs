@@ -155,6 +155,8 @@ pub struct PushLoop {
     precedence: Precedence,
     /// True once all senders of changes are dropped.
     is_closed: bool,
+    /// [`QUIET`], except in tests.
+    quiet: Duration,
     clock: fn() -> Instant,
 }
 
@@ -197,6 +199,7 @@ impl PushHandle {
             early_requests: BTreeMap::new(),
             precedence: Precedence::default(),
             is_closed: false,
+            quiet: QUIET,
             clock,
         };
         (handle, run)
@@ -257,29 +260,33 @@ impl PushLoop {
         while !self.is_closed || !self.senders.is_empty() {
             let event = self.next().await;
             let (is_of_proxies, started) = (event.is_of_proxies(), (self.clock)());
-            match event {
-                Event::Changes(changes) => self.pending.add(changes, (self.clock)()),
-                Event::Proxy(first) => self.apply_proxy_events(first, &observer),
-                Event::Turn => {
-                    if let Some(connected) = self.turns.next() {
-                        self.connect(connected, &observer);
-                    }
-                }
-                Event::Inspect(query) => query(&mut self.world, &self.store),
-                Event::Flush(request) => self.flush(request, &observer),
-                Event::Due(lane) => {
-                    let taken = self.pending.take(lane);
-                    self.push(taken, lane, &observer);
-                }
-                Event::Quiet => self.store.release_common_routes(),
-                Event::Closed => self.is_closed = true,
-            }
+            self.handle(event, &observer);
             let worked = (self.clock)().saturating_duration_since(started);
             if is_of_proxies {
                 self.precedence.record_proxies(worked);
             } else {
                 self.precedence.record_others(worked);
             }
+        }
+    }
+
+    fn handle(&mut self, event: Event, observer: &impl Observer) {
+        match event {
+            Event::Changes(changes) => self.pending.add(changes, (self.clock)()),
+            Event::Proxy(first) => self.apply_proxy_events(first, observer),
+            Event::Turn => {
+                if let Some(connected) = self.turns.next() {
+                    self.connect(connected, observer);
+                }
+            }
+            Event::Inspect(query) => query(&mut self.world, &self.store),
+            Event::Flush(request) => self.flush(request, observer),
+            Event::Due(lane) => {
+                let taken = self.pending.take(lane);
+                self.push(taken, lane, observer);
+            }
+            Event::Quiet => self.store.release_common_routes(),
+            Event::Closed => self.is_closed = true,
         }
     }
 
@@ -304,7 +311,7 @@ impl PushLoop {
             () = std::future::ready(()), if is_due => Event::Due(lane),
             changes = self.changes.recv(), if !self.is_closed => changes.map_or(Event::Closed, Event::Changes),
             () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due(lane),
-            () = tokio::time::sleep(QUIET), if self.store.keeps_common_routes() => Event::Quiet,
+            () = tokio::time::sleep(self.quiet), if self.store.keeps_common_routes() => Event::Quiet,
             else => Event::Closed,
         }
     }
@@ -613,7 +620,7 @@ mod tests {
         base::{ClusterId, ObjectKey},
         environment,
         generate::{Proxy, fixture},
-        model::Installation,
+        model::{Installation, fixture as model},
     };
 
     struct NoMetrics;
@@ -623,12 +630,16 @@ mod tests {
     }
 
     fn push_loop() -> (PushHandle, PushLoop) {
+        push_loop_of(World::new(Installation::default()))
+    }
+
+    fn push_loop_of(world: World) -> (PushHandle, PushLoop) {
         let debounce = DebounceOptions {
             after: Duration::from_millis(100),
             max: Duration::from_secs(10),
             endpoints_wait: true,
         };
-        PushHandle::new(World::new(Installation::default()), debounce, environment::now)
+        PushHandle::new(world, debounce, environment::now)
     }
 
     fn sidecar() -> Arc<Proxy> {
@@ -668,6 +679,30 @@ mod tests {
         run.push(taken, Lane::Fast, &NoMetrics);
         assert_eq!(push.tracker.pushes().len(), 1);
         assert_eq!(waiting.now_or_never(), Some(true));
+    }
+
+    #[tokio::test]
+    async fn common_routes_are_dropped_once_nothing_happens() {
+        let config = fixture::crowd(99);
+        let world = model::folder_world(Installation::default(), &[("crowd.yaml", &config)]);
+        let (push, mut run) = push_loop_of(world);
+        run.quiet = Duration::ZERO;
+        let _connection = push.groups.join(sidecar());
+        let query: Inspect = Box::new(|_, _| {});
+        assert!(push.inspect.try_send(query).is_ok(), "an empty queue");
+
+        let event = run.next().await;
+        assert!(matches!(event, Event::Proxy(_)));
+        run.handle(event, &NoMetrics);
+        assert!(run.store.keeps_common_routes());
+        let event = run.next().await;
+        assert!(matches!(event, Event::Inspect(_)), "what waits goes first");
+        run.handle(event, &NoMetrics);
+        assert!(run.store.keeps_common_routes());
+        let event = run.next().await;
+        assert!(matches!(event, Event::Quiet));
+        run.handle(event, &NoMetrics);
+        assert!(!run.store.keeps_common_routes());
     }
 
     #[tokio::test]
