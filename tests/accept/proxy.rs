@@ -1,5 +1,6 @@
 //! A proxy of a scenario as a real Envoy, with a bootstrap like istio-agent's.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +20,15 @@ use crate::support::{bootstrap, envoy, http, netns, sockets, wait};
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the remaining types after a rejection.
 const AFTERWARDS: Duration = Duration::from_secs(3);
+
+/// The statistics that every Envoy has, and that are 0 if it has accepted and opened everything.
+const NO_PROBLEM: [&str; 5] = [
+    "cluster_manager.cds.update_rejected",
+    "cluster_manager.warming_clusters",
+    "listener_manager.lds.update_rejected",
+    "listener_manager.listener_create_failure",
+    "listener_manager.total_listeners_warming",
+];
 
 /// An entry of a scenario's `proxies.yaml`.
 pub(super) struct Proxy {
@@ -41,6 +51,9 @@ impl Proxy {
         let files = read_files(scenario).map_err(|error| error.to_string())?;
         let installation = Installation::default();
         let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
+        if folder.proxies.is_empty() {
+            return Err("it has no proxies".to_owned());
+        }
         let envoys = folder.proxies.iter().filter(|entry| {
             let id = entry["node"].as_str().unwrap_or_default();
             let is_envoy = entry["metadata"]["GENERATOR"] != "grpc";
@@ -170,15 +183,18 @@ impl Running {
         let stats = http::get_at(&self.admin, &format!("/stats?format=json&filter={filter}"))?.body;
         let stats: Value = serde_json::from_str(&stats).map_err(|error| error.to_string())?;
         let rows = stats["stats"].as_array().into_iter().flatten();
+        let values = rows.filter_map(|row| Some((row["name"].as_str()?, row["value"].as_u64()?)));
+        let values: BTreeMap<&str, u64> = values.collect();
         let record = self.relay.record();
-        for row in rows {
-            let (name, value) = (row["name"].as_str().unwrap_or_default(), row["value"].as_u64());
-            let expected = match name {
-                "cluster_manager.active_clusters" => bootstrap::CLUSTERS + record.count(CLUSTER),
-                "listener_manager.total_listeners_active" => record.count(LISTENER),
-                _ => 0,
-            };
-            if value.is_some_and(|value| value != expected) {
+        // Other statistics with names of the filter, such as those of other subscriptions, need not exist.
+        let mut expected: BTreeMap<&str, u64> = values.keys().map(|name| (*name, 0)).collect();
+        expected.extend(NO_PROBLEM.map(|name| (name, 0)));
+        let (clusters, listeners) = (bootstrap::CLUSTERS + record.count(CLUSTER), record.count(LISTENER));
+        expected.insert("cluster_manager.active_clusters", clusters);
+        expected.insert("listener_manager.total_listeners_active", listeners);
+        for (name, expected) in expected {
+            let value = values.get(name);
+            if value != Some(&expected) {
                 return Ok(Some(format!("{name} is {value:?}, not {expected}")));
             }
         }
