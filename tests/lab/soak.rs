@@ -28,6 +28,8 @@ const INTERVAL: Duration = Duration::from_millis(50);
 const MINUTES: u64 = 3;
 /// Maximum number of pods of one version in one cluster.
 const MAX_PODS: usize = 3;
+/// Maximum number of attempts at an event, each with another pod.
+const MAX_ATTEMPTS: usize = 100;
 /// Maximum number of failures in the report.
 const MAX_REPORTED: usize = 10;
 /// The time within which a control plane sends an endpoint's state that it has read. While endpoints change all the
@@ -79,8 +81,8 @@ struct Soak {
     counts: BTreeMap<&'static str, usize>,
 }
 
-/// An event: description, weight and action.
-type Event = (&'static str, usize, fn(&mut Soak) -> Result<(), String>);
+/// An event: description, weight and action. The action returns false if there was nothing to do.
+type Event = (&'static str, usize, fn(&mut Soak) -> Result<bool, String>);
 
 const EVENTS: [Event; 10] = [
     ("a pod starts", 5, Soak::start_pod),
@@ -174,12 +176,22 @@ impl Soak {
                 drawn = drawn.saturating_sub(*often);
                 is_it
             });
-            let (name, _, action) = event.expect("the number is below the sum");
-            let (at, since) = (self.started_at.elapsed().as_secs_f64(), now());
-            action(self).map_err(|error| format!("{name}: {error}"))?;
-            *self.counts.entry(name).or_default() += 1;
-            let took = since.elapsed().as_secs_f64();
-            self.mesh.report.say(&format!("{at:>7.1} s  {name} ({took:.1} s)"));
+            self.apply(*event.expect("the number is below the sum"))?;
+        }
+        // A slow machine has time for few events, but each kind must happen.
+        for event in EVENTS {
+            for _ in 0..MAX_ATTEMPTS {
+                if self.counts.contains_key(event.0) {
+                    break;
+                }
+                self.mesh.end_removals()?;
+                if !self.apply(event)? {
+                    self.start_pod()?;
+                }
+            }
+            if !self.counts.contains_key(event.0) {
+                return Err(format!("{}: never happened", event.0));
+            }
         }
         let counts: Vec<String> = self
             .counts
@@ -190,8 +202,21 @@ impl Soak {
         Ok(())
     }
 
-    /// Checks that no request failed, except those under way when a pod crashed, or started while a proxy could still
-    /// have its address.
+    fn apply(&mut self, (name, _, action): Event) -> Result<bool, String> {
+        let (at, since) = (self.started_at.elapsed().as_secs_f64(), now());
+        let has_happened = action(self).map_err(|error| format!("{name}: {error}"))?;
+        let outcome = if has_happened {
+            *self.counts.entry(name).or_default() += 1;
+            format!("{:.1} s", since.elapsed().as_secs_f64())
+        } else {
+            "nothing to do".to_owned()
+        };
+        self.mesh.report.say(&format!("{at:>7.1} s  {name} ({outcome})"));
+        Ok(has_happened)
+    }
+
+    /// Checks that requests were answered and none failed, except those under way when a pod crashed, or started while
+    /// a proxy could still have its address.
     fn check_failures(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
         let is_excused = |failure: &&Failure| {
             let mut crashes = self.crashes.iter();
@@ -225,7 +250,7 @@ impl Soak {
                 .as_secs_f64();
             let _ = write!(seen, "; the first, {since}, after {lasted:.3} s: {}", failure.message);
         }
-        let is_good = failed.is_empty();
+        let is_good = failed.is_empty() && answered > 0;
         let what = format!("requests from {client}");
         self.mesh.report.fact(&what, &"none failed", (is_good, seen))
     }
@@ -255,39 +280,43 @@ impl Soak {
         self.temporary_pods[cluster].keys().nth(drawn).cloned()
     }
 
-    fn start_pod(&mut self) -> Result<(), String> {
+    fn start_pod(&mut self) -> Result<bool, String> {
         let (cluster, version) = (self.random_cluster(), ["v1", "v2"][self.random.below(2)]);
         let present = self.temporary_pods[cluster]
             .values()
             .filter(|known| **known == version)
             .count();
         if present + 1 >= MAX_PODS {
-            return self.delete_pod();
+            self.delete_pod()?;
+            return Ok(false);
         }
         let number = self.arrivals[cluster];
         self.arrivals[cluster] += 1;
         let [third, fourth] = (256 + number).to_be_bytes();
         let spec = helloworld(version, &format!("-{number}"), Ipv4Addr::new(10, 42, third, fourth));
         self.temporary_pods[cluster].insert(spec.name.clone(), version);
-        self.mesh.clusters[cluster].run(spec)
+        self.mesh.clusters[cluster].run(spec)?;
+        Ok(true)
     }
 
-    fn delete_pod(&mut self) -> Result<(), String> {
+    fn delete_pod(&mut self) -> Result<bool, String> {
         let cluster = self.random_cluster();
         let Some(name) = self.temporary_pod(cluster) else {
-            return Ok(());
+            return Ok(false);
         };
         self.temporary_pods[cluster].remove(&name);
-        self.mesh.clusters[cluster].begin_removal(&name)
+        self.mesh.clusters[cluster].begin_removal(&name)?;
+        Ok(true)
     }
 
-    fn crash_pod(&mut self) -> Result<(), String> {
+    fn crash_pod(&mut self) -> Result<bool, String> {
         let cluster = self.random_cluster();
         let Some(name) = self.temporary_pod(cluster) else {
-            return Ok(());
+            return Ok(false);
         };
         self.temporary_pods[cluster].remove(&name);
-        self.crash(cluster, &name)
+        self.crash(cluster, &name)?;
+        Ok(true)
     }
 
     fn crash(&mut self, cluster: usize, name: &str) -> Result<(), String> {
@@ -299,23 +328,25 @@ impl Soak {
         Ok(())
     }
 
-    fn make_pod_unready(&mut self) -> Result<(), String> {
+    fn make_pod_unready(&mut self) -> Result<bool, String> {
         let cluster = self.random_cluster();
         let Some(name) = self.temporary_pod(cluster) else {
-            return Ok(());
+            return Ok(false);
         };
         let cluster = &mut self.mesh.clusters[cluster];
         let is_ready = cluster.pod(&name).is_ready();
-        cluster.set_ready(&name, !is_ready)
+        cluster.set_ready(&name, !is_ready)?;
+        Ok(true)
     }
 
-    fn change_weights(&mut self) -> Result<(), String> {
+    fn change_weights(&mut self) -> Result<bool, String> {
         let v1 = u32::try_from(self.random.below(101)).expect("the value is at most 100");
-        self.mesh.split_traffic(v1, 100 - v1)
+        self.mesh.split_traffic(v1, 100 - v1)?;
+        Ok(true)
     }
 
     /// As an operator would do it: the network always has a gateway that each control plane knows.
-    fn change_networks(&mut self) -> Result<(), String> {
+    fn change_networks(&mut self) -> Result<bool, String> {
         let (address, drawn) = (self.addresses[self.random.below(2)], self.random.one_in(2));
         let mesh = &self.mesh;
         let tell = |address: Ipv4Addr| {
@@ -350,23 +381,24 @@ impl Soak {
                 NetworkSource::Networks(address)
             }
         };
-        Ok(())
+        Ok(true)
     }
 
-    fn toggle_gateway(&mut self) -> Result<(), String> {
+    fn toggle_gateway(&mut self) -> Result<bool, String> {
         let name = format!("{EAST_WEST}-second");
         self.has_second_gateway = !self.has_second_gateway;
         if self.has_second_gateway {
             self.mesh.until_removed(1, &name)?;
-            return self.mesh.clusters[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY));
+            self.mesh.clusters[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY))?;
+        } else if self.random.one_in(2) {
+            self.mesh.clusters[1].begin_removal(&name)?;
+        } else {
+            self.crash(1, &name)?;
         }
-        if self.random.one_in(2) {
-            return self.mesh.clusters[1].begin_removal(&name);
-        }
-        self.crash(1, &name)
+        Ok(true)
     }
 
-    fn toggle_secret(&mut self) -> Result<(), String> {
+    fn toggle_secret(&mut self) -> Result<bool, String> {
         let reader = self.random_cluster();
         let (api, secret) = (&self.mesh.clusters[reader].kubernetes.api, &self.secrets[reader]);
         if self.is_joined[reader] {
@@ -375,11 +407,11 @@ impl Soak {
             api.apply(secret)?;
         }
         self.is_joined[reader] = !self.is_joined[reader];
-        Ok(())
+        Ok(true)
     }
 
     /// The other cluster changes while the server is down.
-    fn restart_api_server(&mut self) -> Result<(), String> {
+    fn restart_api_server(&mut self) -> Result<bool, String> {
         let cluster = self.random_cluster();
         self.mesh.clusters[cluster].kubernetes.stop_server();
         let other = 1 - cluster;
@@ -388,16 +420,17 @@ impl Soak {
             let is_ready = other.pod(&name).is_ready();
             other.set_ready(&name, !is_ready)?;
         }
-        self.mesh.clusters[cluster].kubernetes.start_server()
+        self.mesh.clusters[cluster].kubernetes.start_server()?;
+        Ok(true)
     }
 
     /// The next event may start while it is still down.
-    fn restart_control_plane(&mut self) -> Result<(), String> {
+    fn restart_control_plane(&mut self) -> Result<bool, String> {
         let index = self.random_cluster();
         self.mesh.control_planes[index].restart();
-        if self.random.one_in(2) {
-            return Ok(());
+        if !self.random.one_in(2) {
+            self.mesh.until_ready(index)?;
         }
-        self.mesh.until_ready(index)
+        Ok(true)
     }
 }
