@@ -50,9 +50,19 @@ impl fmt::Display for Failure {
 pub(super) struct Violations {
     proxy: String,
     all: Vec<Failure>,
+    /// The number of checked references by rule.
+    references: BTreeMap<&'static str, u64>,
 }
 
 impl Violations {
+    /// Counts a reference, and adds a violation if it has no answer.
+    pub(super) fn refer(&mut self, rule: &'static str, is_answered: bool, text: impl FnOnce() -> String) {
+        *self.references.entry(rule).or_default() += 1;
+        if !is_answered {
+            self.add(rule, text());
+        }
+    }
+
     pub(super) fn add(&mut self, rule: &'static str, text: String) {
         let text = format!("{}: {text}", self.proxy);
         self.all.push(Failure { rule, text });
@@ -66,6 +76,8 @@ pub(super) struct Tally {
     resources: u64,
     rejected: u64,
     objects: u64,
+    /// The number of checked references by rule.
+    references: BTreeMap<&'static str, u64>,
 }
 
 impl AddAssign for Tally {
@@ -74,13 +86,21 @@ impl AddAssign for Tally {
         self.resources += other.resources;
         self.rejected += other.rejected;
         self.objects += other.objects;
+        for (rule, count) in other.references {
+            *self.references.entry(rule).or_default() += count;
+        }
     }
 }
 
 impl Tally {
-    /// Fails if the meshes are so small that they test nothing, or if most of their objects are invalid.
+    /// Fails if the meshes are so small that they test nothing, if most of their objects are invalid, or if no resource
+    /// refers to others.
     pub(super) fn is_enough(&self) -> Result<(), String> {
-        if self.resources < 60 * self.meshes || self.rejected * 10 > self.objects {
+        let has_references = |rule: &str| self.references.get(rule).is_some_and(|count| *count >= self.meshes);
+        let is_checked = ["no-assignment", "no-cluster", "no-route-configuration"]
+            .into_iter()
+            .all(has_references);
+        if self.resources < 60 * self.meshes || self.rejected * 10 > self.objects || !is_checked {
             return Err(format!("the meshes test nothing: {self:?}"));
         }
         Ok(())
@@ -173,11 +193,12 @@ fn rendered(mesh: &Mesh, work: &Path, counts: impl Fn(&Failure) -> Option<Failur
     for proxy in odd::proxies()["proxies"].as_array().into_iter().flatten() {
         let name = proxy["name"].as_str().unwrap_or_default();
         let is_proxyless = proxy["metadata"]["GENERATOR"] == "grpc";
+        violations.proxy = name.to_owned();
         if !report.written.contains_key(name) {
+            violations.add("cannot-render", "it is not part of the report".to_owned());
             continue;
         }
         let received = Received::read(&out.join(name), is_proxyless).map_err(broken)?;
-        violations.proxy = name.to_owned();
         references::check(&received, &named, &mut violations);
         duplicates::check(&received, &mut violations);
     }
@@ -188,6 +209,7 @@ fn rendered(mesh: &Mesh, work: &Path, counts: impl Fn(&Failure) -> Option<Failur
             resources: report.written.values().flat_map(BTreeMap::values).sum::<usize>() as u64,
             rejected: objects.len().saturating_sub(parsed(&mesh.objects()).len()) as u64,
             objects: objects.len() as u64,
+            references: violations.references,
         }),
     }
 }

@@ -129,9 +129,9 @@ pub(super) fn check(received: &Received, named: &Named, violations: &mut Violati
     for (name, cluster) in received.all("cds") {
         if cluster["type"] == "EDS" {
             let service = cluster["edsClusterConfig"]["serviceName"].as_str().unwrap_or(name);
-            if !received.has("eds", service) {
-                violations.add("no-assignment", format!("cluster {name}: no load assignment {service}"));
-            }
+            violations.refer("no-assignment", received.has("eds", service), || {
+                format!("cluster {name}: no load assignment {service}")
+            });
         }
         check.visit(cluster, &format!("cluster {name}"), violations);
     }
@@ -156,10 +156,10 @@ impl Check<'_> {
         match value {
             Value::Object(map) => {
                 let text = |key: &str| map.get(key).and_then(Value::as_str);
-                if let Some(name) = text("routeConfigName")
-                    && !self.received.has("rds", name)
-                {
-                    violations.add("no-route-configuration", format!("{place}: {name} has no answer"));
+                if let Some(name) = text("routeConfigName") {
+                    violations.refer("no-route-configuration", self.received.has("rds", name), || {
+                        format!("{place}: {name} has no answer")
+                    });
                 }
                 if map.contains_key("configDiscovery")
                     && let Some(name) = text("name")
@@ -210,12 +210,13 @@ impl Check<'_> {
     /// unknown or invisible. So may a port of a disputed host, and a subset without endpoints of a service that is
     /// resolved by DNS. Envoy then answers with 503 or closes the connection.
     fn cluster(&self, name: &str, place: &str, violations: &mut Violations) {
-        if name.is_empty() || BOOTSTRAP.contains(&name) || self.received.has("cds", name) {
+        if name.is_empty() || BOOTSTRAP.contains(&name) {
             return;
         }
-        if !ServiceCluster::parse(name).is_some_and(|cluster| self.may_be_absent(&cluster)) {
-            violations.add("no-cluster", format!("{place}: cluster {name} is missing"));
-        }
+        let may_be_absent = || ServiceCluster::parse(name).is_some_and(|cluster| self.may_be_absent(&cluster));
+        violations.refer("no-cluster", self.received.has("cds", name) || may_be_absent(), || {
+            format!("{place}: cluster {name} is missing")
+        });
     }
 
     fn may_be_absent(&self, cluster: &ServiceCluster) -> bool {
