@@ -94,13 +94,15 @@ fn mesh(name: &str) -> (PathBuf, PathBuf) {
 }
 
 /// The resident memory of a process in bytes: current and peak.
-fn memory(id: u32) -> (usize, usize) {
+fn memory(id: u32) -> Result<(usize, usize), String> {
     let status = std::fs::read_to_string(Path::new("/proc").join(id.to_string()).join("status"));
-    let status = status.unwrap_or_default();
+    let status = status.map_err(|error| format!("process {id}: {error}"))?;
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<usize>().ok());
-        kilobytes.unwrap_or_default() << 10
+        // A process that has ended has none.
+        let kilobytes = kilobytes.ok_or_else(|| format!("process {id} has no {name}"))?;
+        Ok::<_, String>(kilobytes << 10)
     };
-    (field("VmRSS:"), field("VmHWM:"))
+    Ok((field("VmRSS:")?, field("VmHWM:")?))
 }

@@ -103,12 +103,27 @@ enum Ports {
     Http,
 }
 
+/// What has become of an attack.
+#[derive(Default)]
+struct Counts {
+    /// The number of connections or requests that the daemon has accepted.
+    reached: AtomicUsize,
+    /// The number of connections that the daemon has closed.
+    cut_off: AtomicUsize,
+}
+
+impl Counts {
+    fn reach(&self) {
+        self.reached.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 struct Attack {
     what: &'static str,
     ports: Ports,
     honest: Size,
-    /// Runs until it is cancelled. Counts connections that the daemon has closed.
-    run: fn(Target, Arc<AtomicUsize>) -> BoxFuture<'static, ()>,
+    /// Runs until it is cancelled.
+    run: fn(Target, Arc<Counts>) -> BoxFuture<'static, ()>,
     /// True if the daemon must close connections of the attack.
     is_cut_off: bool,
 }
@@ -124,7 +139,7 @@ impl Attack {
 }
 
 fn attacks(scale: Scale) -> Vec<Attack> {
-    let attack = |what, run: fn(Target, Arc<AtomicUsize>) -> BoxFuture<'static, ()>| Attack {
+    let attack = |what, run: fn(Target, Arc<Counts>) -> BoxFuture<'static, ()>| Attack {
         what,
         ports: Ports::Plaintext,
         honest: Size::Small,
@@ -136,35 +151,35 @@ fn attacks(scale: Scale) -> Vec<Attack> {
         ..attack(what, run)
     };
     let by_index = || {
-        attack("headers by table index", |target, cut| {
-            Box::pin(clients::flood(target.attackers, cut, clients::repeated_headers))
+        attack("headers by table index", |target, counts| {
+            Box::pin(clients::flood(target.attackers, counts, clients::repeated_headers))
         })
     };
     let names = || {
-        attack("many names", |target, _| {
-            Box::pin(clients::many_names(target.attackers))
+        attack("many names", |target, counts| {
+            Box::pin(clients::many_names(target.attackers, counts))
         })
     };
     let stalled = || {
-        let stalled = attack("large requests that stall", |target, _| {
-            Box::pin(clients::stalled_requests(target.attackers))
+        let stalled = attack("large requests that stall", |target, counts| {
+            Box::pin(clients::stalled_requests(target.attackers, counts))
         });
         stalled.with_requests(Size::Large)
     };
     let stalled_frames = || {
-        let stalled = attack("first frames that stall", |target, _| {
-            Box::pin(clients::stalled_frames(target.attackers))
+        let stalled = attack("first frames that stall", |target, counts| {
+            Box::pin(clients::stalled_frames(target.attackers, counts))
         });
         stalled.with_requests(Size::LargeFirst)
     };
     let unread = || {
-        attack("first configurations that are not read", |target, _| {
-            Box::pin(clients::unread_configurations(target.attackers))
+        attack("first configurations that are not read", |target, counts| {
+            Box::pin(clients::unread_configurations(target.attackers, counts))
         })
     };
     let settings = || {
-        frames("settings", |target, cut| {
-            Box::pin(clients::flood(target.attackers, cut, |_| frame(4, 0, 0, &[])))
+        frames("settings", |target, counts| {
+            Box::pin(clients::flood(target.attackers, counts, |_| frame(4, 0, 0, &[])))
         })
     };
     let mut attacks = vec![
@@ -174,31 +189,32 @@ fn attacks(scale: Scale) -> Vec<Attack> {
         stalled(),
         stalled_frames(),
         unread(),
-        attack("windows that stay closed", |target, _| {
-            Box::pin(clients::closed_windows(target.attackers))
+        attack("windows that stay closed", |target, counts| {
+            Box::pin(clients::closed_windows(target.attackers, counts))
         }),
-        attack("slow readers", |target, _| {
-            Box::pin(clients::slow_readers(target.attackers))
+        attack("slow readers", |target, counts| {
+            Box::pin(clients::slow_readers(target.attackers, counts))
         }),
-        attack("config dumps", |target, _| {
-            Box::pin(clients::pages(target.pages, "/debug/config_dump?proxyID=held"))
+        attack("config dumps", |target, counts| {
+            Box::pin(clients::pages(target.pages, "/debug/config_dump?proxyID=held", counts))
         }),
-        attack("metrics", |target, _| {
-            Box::pin(clients::pages(target.monitoring, "/metrics"))
+        attack("metrics", |target, counts| {
+            Box::pin(clients::pages(target.monitoring, "/metrics", counts))
         }),
         settings(),
-        frames("pings", |target, cut| {
-            Box::pin(clients::flood(target.attackers, cut, |_| frame(6, 0, 0, &[7; 8])))
+        frames("pings", |target, counts| {
+            Box::pin(clients::flood(target.attackers, counts, |_| frame(6, 0, 0, &[7; 8])))
         }),
-        frames("priorities", |target, cut| {
+        frames("priorities", |target, counts| {
             let priority = |_| frame(2, 0, 1, &[0, 0, 0, 0, 9]);
-            Box::pin(clients::flood(target.attackers, cut, priority))
+            Box::pin(clients::flood(target.attackers, counts, priority))
         }),
-        frames("window updates", |target, cut| {
-            Box::pin(clients::flood(target.attackers, cut, |_| frame(8, 0, 0, &[0, 0, 0, 1])))
+        frames("window updates", |target, counts| {
+            let update = |_| frame(8, 0, 0, &[0, 0, 0, 1]);
+            Box::pin(clients::flood(target.attackers, counts, update))
         }),
-        frames("calls of unknown methods", |target, cut| {
-            Box::pin(clients::flood(target.attackers, cut, clients::unknown_call))
+        frames("calls of unknown methods", |target, counts| {
+            Box::pin(clients::flood(target.attackers, counts, clients::unknown_call))
         }),
         settings().at("settings at the HTTP port", Ports::Http),
         stalled().at("large requests that stall, honest proxy with TLS", Ports::Both),
@@ -206,8 +222,8 @@ fn attacks(scale: Scale) -> Vec<Attack> {
         by_index().at("headers by table index with TLS", Ports::Secure),
         unread().at("first configurations that are not read with TLS", Ports::Secure),
         // Their streams wait, so connections are not closed.
-        attack("forged tokens", |target, cut| {
-            Box::pin(tokens::forged(target.attackers, cut))
+        attack("forged tokens", |target, counts| {
+            Box::pin(tokens::forged(target.attackers, counts))
         })
         .at("forged tokens", Ports::Tokens),
     ];
@@ -334,9 +350,9 @@ fn endured(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) 
         process: id,
     };
     RUNTIME.block_on(honest.first_configuration())?;
-    let (before, cpu) = (memory(id).0, process::cpu(id));
-    let cut_off = Arc::new(AtomicUsize::new(0));
-    let running = RUNTIME.spawn((attack.run)(target, cut_off.clone()));
+    let (before, cpu) = (memory(id)?.0, process::cpu(id));
+    let counts = Arc::new(Counts::default());
+    let running = RUNTIME.spawn((attack.run)(target, counts.clone()));
     let started_at = wait::now();
     let mut served = Served::default();
     while started_at.elapsed() < scale.duration && served.failure.is_none() {
@@ -346,11 +362,13 @@ fn endured(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) 
     }
     let used = process::cpu(id).saturating_sub(cpu).as_secs_f64();
     let seconds = started_at.elapsed().as_secs_f64();
-    let is_cut_off = !attack.is_cut_off
-        || wait::until("closed connections", PATIENCE, || {
-            (cut_off.load(Ordering::Relaxed) > 0).then_some(())
-        })
-        .is_ok();
+    let happens = |what: &str, count: &AtomicUsize| {
+        wait::until(what, PATIENCE, || (count.load(Ordering::Relaxed) > 0).then_some(())).is_ok()
+    };
+    let is_cut_off = !attack.is_cut_off || happens("closed connections", &counts.cut_off);
+    // Measurements include attacks by objects.
+    let is_idle = scale.is_measurement || attack.what.starts_with("no attack");
+    let has_reached = is_idle || happens("an attack that reaches the daemon", &counts.reached);
     running.abort();
     if attack.ports == Ports::Tokens {
         let log = folder.join(format!("{}.log", attack.what));
@@ -358,14 +376,14 @@ fn endured(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) 
             fs::read_to_string(&log).ok()?.contains(tokens::REFUSED).then_some(())
         })?;
     }
-    let peak = memory(id).1;
+    let (_, peak) = memory(id).map_err(|error| served.failure.clone().unwrap_or(error))?;
     println!(
         "bounds: {}: {}, {} MiB before, {} MiB at most, {used:.2} CPU-s in {seconds:.1} s, {} closed",
         attack.what,
         served.figures(),
         before >> 20,
         peak >> 20,
-        cut_off.load(Ordering::Relaxed),
+        counts.cut_off.load(Ordering::Relaxed),
     );
     if let Some(failure) = served.failure {
         return Err(failure);
@@ -375,6 +393,9 @@ fn endured(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) 
     }
     if !is_cut_off {
         return Err("no connection of the attack was closed".to_owned());
+    }
+    if !has_reached {
+        return Err("the attack did not reach the daemon".to_owned());
     }
     Ok(())
 }

@@ -165,17 +165,17 @@ fn allow_files(id: u32) {
 }
 
 /// Returns the memory of a process once it is stable.
-fn stable_memory(id: u32) -> usize {
-    let mut last = memory(id).0;
+fn stable_memory(id: u32) -> Result<usize, String> {
+    let (mut last, _) = memory(id)?;
     for _ in 0..10 {
         std::thread::park_timeout(Duration::from_millis(200));
-        let now = memory(id).0;
+        let (now, _) = memory(id)?;
         if now.abs_diff(last) < 256 << 10 {
-            return now;
+            return Ok(now);
         }
         last = now;
     }
-    last
+    Ok(last)
 }
 
 pub(super) fn unauthenticated_connections_use_bounded_memory() -> Result<(), Failed> {
@@ -208,9 +208,9 @@ fn each_case_uses_bounded_memory(
     drop(RUNTIME.block_on(connect(port, tls, 32, &attack_cases[attack_cases.len() / 2].sends)));
     let mut expensive = Vec::new();
     for case in attack_cases {
-        let before = stable_memory(daemon.process.id);
+        let before = stable_memory(daemon.process.id)?;
         let streams = RUNTIME.block_on(connect(port, tls, sample, &case.sends));
-        let grown = stable_memory(daemon.process.id).saturating_sub(before);
+        let grown = stable_memory(daemon.process.id)?.saturating_sub(before);
         let each = grown / streams.len().max(1);
         println!("bounds: {each} bytes per connection: {}", case.what);
         let waits = tls.is_some() || case.what == PARTIAL_MESSAGE;
@@ -280,14 +280,14 @@ fn flood(daemon: &Daemon, port: u16, attack_cases: Vec<AttackCase>) -> Result<()
     let _alone = FLOODING.lock().unwrap_or_else(PoisonError::into_inner);
     allow_files(daemon.process.id);
     allow_files(std::process::id());
-    let before = stable_memory(daemon.process.id);
+    let before = stable_memory(daemon.process.id)?;
     let mut flood = Vec::new();
     for case in &attack_cases {
         flood.extend(RUNTIME.block_on(connect(port, None, CONNECTIONS / attack_cases.len(), &case.sends)));
     }
     let started_at = wait::now();
     served(daemon)?;
-    let grown = memory(daemon.process.id).1.saturating_sub(before);
+    let grown = memory(daemon.process.id)?.1.saturating_sub(before);
     println!(
         "bounds: {} stalled clients, {grown} bytes, proxy served after {:?}",
         flood.len(),

@@ -196,7 +196,7 @@ pub(super) fn pages_do_not_buffer_request_bodies() -> Result<(), Failed> {
     let (daemon, _) = daemon("bounds-pages")?;
     let deep: Bytes = "[".repeat(DEEP).into();
     let large = Bytes::from(vec![b'x'; 64 << 20]);
-    let before = memory(daemon.process.id).1;
+    let (_, before) = memory(daemon.process.id)?;
     for address in [daemon.http, daemon.monitoring] {
         for path in [
             "/debug/configz",
@@ -224,7 +224,7 @@ pub(super) fn pages_do_not_buffer_request_bodies() -> Result<(), Failed> {
             return Err("a head of a megabyte was accepted".into());
         }
     }
-    let grown = memory(daemon.process.id).1.saturating_sub(before);
+    let grown = memory(daemon.process.id)?.1.saturating_sub(before);
     if grown > 16 << 20 {
         return Err(format!("request bodies use {grown} bytes of memory").into());
     }

@@ -2,10 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -15,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 
 use super::{
     super::flood::{PREFACE, Stream, field, frame, headers},
+    Counts,
     port::{AdsStream, CLUSTER, ENDPOINT, Port, names, request, sidecar},
 };
 use crate::support::http;
@@ -25,16 +23,16 @@ const INITIAL_WINDOW: u8 = 4;
 const SLOW_BYTES: usize = 1024;
 
 /// Opens ten connections, each with a stream that was answered, and floods them with frames, which are numbered.
-pub(super) async fn flood(port: Port, cut_off: Arc<AtomicUsize>, next: fn(usize) -> Vec<u8>) {
-    repeated(&cut_off, || flooded(&port, next)).await;
+pub(super) async fn flood(port: Port, counts: Arc<Counts>, next: fn(usize) -> Vec<u8>) {
+    repeated(&counts, || flooded(&port, &counts, next)).await;
 }
 
 /// Keeps ten connections of an attack open. Counts those that the daemon has closed.
-pub(super) async fn repeated<A: Future<Output = std::io::Result<()>>>(cut_off: &AtomicUsize, attack: impl Fn() -> A) {
+pub(super) async fn repeated<A: Future<Output = std::io::Result<()>>>(counts: &Counts, attack: impl Fn() -> A) {
     let attacks = (0..10).map(|_| async {
         loop {
             if attack().await.is_err() {
-                cut_off.fetch_add(1, Ordering::Relaxed);
+                counts.cut_off.fetch_add(1, Ordering::Relaxed);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -43,7 +41,7 @@ pub(super) async fn repeated<A: Future<Output = std::io::Result<()>>>(cut_off: &
 }
 
 /// Floods one connection until it is closed.
-async fn flooded(port: &Port, next: fn(usize) -> Vec<u8>) -> std::io::Result<()> {
+async fn flooded(port: &Port, counts: &Counts, next: fn(usize) -> Vec<u8>) -> std::io::Result<()> {
     let mut stream = port.open().await?;
     let message = framed(&request(&sidecar("flood"), ENDPOINT, names(9, 1)));
     let opened = [
@@ -64,6 +62,7 @@ async fn flooded(port: &Port, next: fn(usize) -> Vec<u8>) -> std::io::Result<()>
         }
         answered += read;
     }
+    counts.reach();
     until_closed(reader, writer, next).await
 }
 
@@ -127,13 +126,14 @@ pub(super) fn unknown_call(number: usize) -> Vec<u8> {
 }
 
 /// Subscribes to distinct names on 100 streams of 4 connections.
-pub(super) async fn many_names(port: Port) {
+pub(super) async fn many_names(port: Port, counts: Arc<Counts>) {
     let connections = (0..4).map(async |connection| {
         let Ok(mut client) = port.client().await else { return };
         let mut held = Vec::new();
         for stream in 0..25 {
             let names = names(1 + 100 * connection + stream, 80_000);
             if let Ok(mut stream) = AdsStream::of_client(&mut client, "names", names).await {
+                counts.reach();
                 // Requests of one connection share its window, so they are sent one after the other.
                 let _ = stream.response().await;
                 held.push(stream);
@@ -145,13 +145,14 @@ pub(super) async fn many_names(port: Port) {
 }
 
 /// Opens 16 connections each half second, which begin a request of 4 MiB and stall.
-pub(super) async fn stalled_requests(port: Port) {
-    stalled(port, 16, &[begun_message(), frame(0, 0, 1, &[0x1a; 12_000])].concat()).await;
+pub(super) async fn stalled_requests(port: Port, counts: Arc<Counts>) {
+    let begun = [begun_message(), frame(0, 0, 1, &[0x1a; 12_000])].concat();
+    stalled(port, &counts, 16, &begun).await;
 }
 
 /// Opens 300 connections and then 16 each half second, which stall in the first frame of their first request.
-pub(super) async fn stalled_frames(port: Port) {
-    stalled(port, 300, &begun_message()[..8000]).await;
+pub(super) async fn stalled_frames(port: Port, counts: Arc<Counts>) {
+    stalled(port, &counts, 300, &begun_message()[..8000]).await;
 }
 
 /// Returns a frame of 16 KiB that begins a message of 4 MiB.
@@ -161,7 +162,7 @@ fn begun_message() -> Vec<u8> {
 }
 
 /// Opens connections, and 16 more each half second, which send this on their first stream and stall.
-async fn stalled(port: Port, first: usize, data: &[u8]) {
+async fn stalled(port: Port, counts: &Counts, first: usize, data: &[u8]) {
     let opened = [PREFACE.to_vec(), frame(4, 0, 0, &[]), frame(1, 4, 1, &headers(&[]))];
     let sends = [&opened.concat(), data].concat();
     let mut held = Vec::new();
@@ -171,7 +172,9 @@ async fn stalled(port: Port, first: usize, data: &[u8]) {
             let Ok(mut stream) = port.open().await else {
                 continue;
             };
-            let _ = stream.write_all(&sends).await;
+            if stream.write_all(&sends).await.is_ok() {
+                counts.reach();
+            }
             held.push(stream);
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -179,14 +182,17 @@ async fn stalled(port: Port, first: usize, data: &[u8]) {
 }
 
 /// Opens 40 streams a second, each of which asks for a first configuration and does not read it.
-pub(super) async fn unread_configurations(port: Port) {
+pub(super) async fn unread_configurations(port: Port, counts: Arc<Counts>) {
     let mut held = tokio::task::JoinSet::new();
     let mut ticks = tokio::time::interval(Duration::from_millis(25));
     for number in 0.. {
         ticks.tick().await;
-        let port = port.clone();
+        let (port, counts) = (port.clone(), counts.clone());
         held.spawn(async move {
             let stream = AdsStream::open(&port, "unread", names(1000 + number, 12_000)).await;
+            if stream.is_ok() {
+                counts.reach();
+            }
             std::future::pending::<()>().await;
             drop(stream);
         });
@@ -194,11 +200,13 @@ pub(super) async fn unread_configurations(port: Port) {
 }
 
 /// Requests a page over 50 connections, again and again.
-pub(super) async fn pages(address: SocketAddr, path: &'static str) {
+pub(super) async fn pages(address: SocketAddr, path: &'static str, counts: Arc<Counts>) {
     let readers = (0..50).map(async |_| {
         loop {
-            if http::request(address, "istiod", path).await.is_err() {
-                tokio::time::sleep(Duration::from_millis(50)).await;
+            match http::request(address, "istiod", path).await {
+                Ok(answer) if answer.status.is_success() => counts.reach(),
+                Ok(_) => {}
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
     });
@@ -223,16 +231,17 @@ fn subscription(settings: &[u8]) -> Vec<u8> {
 }
 
 /// Opens 40 connections a second that never open their windows.
-pub(super) async fn closed_windows(port: Port) {
+pub(super) async fn closed_windows(port: Port, counts: Arc<Counts>) {
     let sends = subscription(&[0, INITIAL_WINDOW, 0, 0, 0, 0]);
     let mut held = tokio::task::JoinSet::new();
     let mut ticks = tokio::time::interval(Duration::from_millis(25));
     loop {
         ticks.tick().await;
-        let (port, sends) = (port.clone(), sends.clone());
+        let (port, counts, sends) = (port.clone(), counts.clone(), sends.clone());
         held.spawn(async move {
             let mut stream = port.open().await?;
             stream.write_all(&sends).await?;
+            counts.reach();
             let mut buffer = [0; 4096];
             while stream.read(&mut buffer).await? > 0 {}
             Ok::<_, std::io::Error>(())
@@ -241,13 +250,13 @@ pub(super) async fn closed_windows(port: Port) {
 }
 
 /// Opens 300 connections that read one KiB a second each.
-pub(super) async fn slow_readers(port: Port) {
+pub(super) async fn slow_readers(port: Port, counts: Arc<Counts>) {
     let readers = (0..300).map(|_| {
-        let port = port.clone();
+        let (port, counts) = (port.clone(), counts.clone());
         async move {
             loop {
                 // The daemon has closed the connection.
-                let _ = slow_reader(&port).await;
+                let _ = slow_reader(&port, &counts).await;
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }
@@ -255,7 +264,7 @@ pub(super) async fn slow_readers(port: Port) {
     futures::future::join_all(readers).await;
 }
 
-async fn slow_reader(port: &Port) -> std::io::Result<()> {
+async fn slow_reader(port: &Port, counts: &Counts) -> std::io::Result<()> {
     let mut stream = port.open_with_buffer(Some(4096)).await?;
     stream.write_all(&subscription(&[])).await?;
     let mut buffer = [0; SLOW_BYTES];
@@ -264,6 +273,7 @@ async fn slow_reader(port: &Port) -> std::io::Result<()> {
         if stream.read(&mut buffer).await? == 0 {
             return Ok(());
         }
+        counts.reach();
         let windows = [frame(8, 0, 0, &more), frame(8, 0, 1, &more)].concat();
         stream.write_all(&windows).await?;
         tokio::time::sleep(Duration::from_secs(1)).await;

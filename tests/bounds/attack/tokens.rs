@@ -4,7 +4,7 @@
 use std::{
     convert::Infallible,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, atomic::AtomicUsize},
+    sync::Arc,
 };
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -17,6 +17,7 @@ use tokio::{io::AsyncWriteExt, net::TcpListener, task::JoinHandle};
 
 use super::{
     super::flood::{PREFACE, field, frame, headers},
+    Counts,
     clients::{repeated, until_closed},
     port::Port,
 };
@@ -84,15 +85,16 @@ fn token(number: usize) -> String {
     format!("{header}.{claims}.{signature}")
 }
 
-/// Floods ten connections with calls, each with another forged token. Counts connections that the daemon has closed.
-pub(super) async fn forged(port: Port, cut_off: Arc<AtomicUsize>) {
-    repeated(&cut_off, || flooded(&port)).await;
+/// Floods ten connections with calls, each with another forged token.
+pub(super) async fn forged(port: Port, counts: Arc<Counts>) {
+    repeated(&counts, || flooded(&port, &counts)).await;
 }
 
 /// Floods one connection until it is closed.
-async fn flooded(port: &Port) -> std::io::Result<()> {
+async fn flooded(port: &Port, counts: &Counts) -> std::io::Result<()> {
     let mut stream = port.open().await?;
     stream.write_all(&[PREFACE, &frame(4, 0, 0, &[])].concat()).await?;
+    counts.reach();
     let (reader, writer) = tokio::io::split(stream);
     until_closed(reader, writer, call).await
 }
