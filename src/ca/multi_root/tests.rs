@@ -238,6 +238,7 @@ async fn trust_follows_its_sources() {
     ]
     .into();
     let answers = Arc::new(Mutex::new(answers));
+    let remaining = answers.clone();
     let (own_sender, own_receiver) = watch::channel(Some(Arc::new(own(&[&one]))));
     let (told_sender, told_receiver) = watch::channel(None);
     let (mesh_sender, mesh_receiver) = watch::channel(None);
@@ -271,7 +272,13 @@ async fn trust_follows_its_sources() {
     assert_eq!(pools_receiver.borrow_and_update().roots("own").len(), 2);
     // The second answer is a failure, which changes nothing; the third one comes a minute later.
     PASSED.set(INTERVAL);
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let failed = async {
+        while remaining.lock().expect("a lock").len() > 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let failed = tokio::time::timeout(Duration::from_secs(10), failed).await;
+    failed.expect("a second request in time");
     PASSED.set(INTERVAL + RETRY);
     assert_eq!(next().await, blocks(&[&one, &later]));
     mesh_sender.send_replace(Some(Arc::new(mesh(Vec::new()))));
