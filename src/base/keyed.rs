@@ -54,8 +54,12 @@ pub fn hash_one(value: &impl Hash) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{
+        collections::BTreeSet,
+        hash::{BuildHasherDefault, DefaultHasher},
+    };
 
+    use rustc_hash::FxHasher;
     use xxhash_rust::xxh3::xxh3_64;
 
     use super::*;
@@ -68,8 +72,17 @@ mod tests {
                 .iter()
                 .all(|name| hash(name.as_bytes()) != xxh3_64(name.as_bytes()))
         );
+        let (sip, fx): (BuildHasherDefault<DefaultHasher>, BuildHasherDefault<FxHasher>) = Default::default();
+        assert!(names.iter().all(|name| hash_one(name) != sip.hash_one(name)));
+        assert!(names.iter().all(|name| hash_one(name) != fx.hash_one(name)));
         let hashes: BTreeSet<u64> = names.iter().map(hash_one).collect();
         assert_eq!(hashes.len(), names.len());
         assert_eq!(hashes, names.iter().map(hash_one).collect());
+    }
+
+    #[test]
+    fn r21_parts_of_the_secret_differ() {
+        let parts: BTreeSet<&[u8]> = secret().chunks(size_of::<u64>()).collect();
+        assert_eq!(parts.len(), secret().len() / size_of::<u64>());
     }
 }

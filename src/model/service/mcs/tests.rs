@@ -185,5 +185,6 @@ fn imported_slices_need_no_service() {
     ];
     assert_eq!(endpoints(&world(&[], files), LOCAL), want);
     let cluster_local = endpoints(&world(&["discovery"], files), LOCAL);
+    assert_eq!(cluster_local.len(), want.len());
     assert!(cluster_local.iter().all(|(_, cluster_local, _)| *cluster_local));
 }
