@@ -49,6 +49,7 @@ fn check(case: &Path, name: &str) -> Result<(), Failed> {
         return Ok(update(&golden, &actual)?);
     }
     let files: BTreeSet<PathBuf> = json_files(&golden).into_iter().chain(json_files(&actual)).collect();
+    assert!(!files.is_empty(), "no resources");
     let unequal = files
         .iter()
         .filter(|file| read(&golden.join(file)) != read(&actual.join(file)));

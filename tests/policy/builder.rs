@@ -36,6 +36,7 @@ pub(super) fn filters_equal_those_of_istios_builder() -> Result<Completion, Fail
         let folder = folder.join(transport);
         let cases = cases[transport]
             .as_array()
+            .filter(|cases| !cases.is_empty())
             .ok_or("cases.json has no cases of this transport")?;
         for case in cases {
             let name = format!("{transport}/{}", text(case, "name"));

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -236,19 +237,26 @@ fn moves_to_the_http_port() -> Result<(), Failed> {
 fn hostile_clients_do_not_stop_others() -> Result<(), Failed> {
     let authority = Authority::new("webhooks");
     let daemon = start("webhook/hostile", &authority)?;
+    let (silent, begun) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let hostile: Vec<_> = (0..SILENT + SLOW)
         .map(|number| {
             let (port, root) = (daemon.webhooks, authority.root.clone());
+            let (silent, begun) = (silent.clone(), begun.clone());
             RUNTIME.spawn(async move {
                 if number < SILENT {
-                    let _silent = TcpStream::connect(("127.0.0.1", port)).await;
+                    let connected = TcpStream::connect(("127.0.0.1", port)).await;
+                    silent.fetch_add(usize::from(connected.is_ok()), Ordering::Relaxed);
                     std::future::pending::<()>().await;
                 } else {
-                    slow(port, &root).await;
+                    slow(port, &root, &begun).await;
                 }
             })
         })
         .collect();
+    wait::until("hostile clients", TIMEOUT, || {
+        let are_many = silent.load(Ordering::Relaxed) >= SILENT * 9 / 10;
+        (are_many && begun.load(Ordering::Relaxed) > 0).then_some(())
+    })?;
     for _ in 0..5 {
         let body = review("v1", 50).to_string().into_bytes();
         let answer = post(daemon.webhooks, &authority.root, "/validate", "application/json", body)?;
@@ -258,13 +266,14 @@ fn hostile_clients_do_not_stop_others() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Announces a large body, sends most of it and then nothing.
-async fn slow(port: u16, root: &str) {
+/// Announces a large body, sends most of it and then nothing. Counts requests that have begun.
+async fn slow(port: u16, root: &str, begun: &AtomicUsize) {
     let Ok(mut stream) = connect(port, root).await else {
         return;
     };
     let head = format!("POST /validate HTTP/1.1\r\nhost: a\r\ncontent-length: {MAX_BYTES}\r\n\r\n");
-    let _ = stream.write_all(head.as_bytes()).await;
+    let written = stream.write_all(head.as_bytes()).await;
+    begun.fetch_add(usize::from(written.is_ok()), Ordering::Relaxed);
     let _ = stream.write_all(&vec![b' '; MAX_BYTES / 2]).await;
     std::future::pending::<()>().await;
 }
