@@ -140,7 +140,6 @@ fn a_change_is_awaited(name: &str) -> Result<(), Failed> {
         "{resource:#}"
     );
     assert_eq!(resource["blamed"], blamed, "{resource:#}");
-    assert!(started_at.elapsed() < wait::extended(LIMIT + TIMEOUT));
 
     let event = wait::until("an Event about the object", TIMEOUT, || {
         let events = tenant.cluster.api.list("v1", "Event", &tenant.app).ok()?;
@@ -171,9 +170,6 @@ fn a_change_is_awaited(name: &str) -> Result<(), Failed> {
         "{:?}",
         started_at.elapsed()
     );
-
-    // Another content is sent to all of them, and accepted.
-    drop(proxies);
     Ok(())
 }
 

@@ -178,11 +178,14 @@ fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
 
     // exec plugins are never run.
     let mut foreign = right.clone();
-    foreign["users"][0]["user"] =
-        json!({ "exec": { "apiVersion": "client.authentication.k8s.io/v1", "command": "true" } });
+    let executed = two.tenant.folder.join("executed");
+    foreign["users"][0]["user"] = json!({ "exec": { "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "touch", "args": [executed] } });
     two.set_secret(&foreign)?;
+    daemon.process.until_logged(&["exec is not allowed"])?;
     two.set_secret(&right)?;
     let all = two.until(&proxy, Endpoints::Both)?;
+    assert!(!executed.exists(), "an exec plugin was run");
 
     let rotated = two.kubeconfig("other-reader", two.remote.port())?;
     two.set_secret(&rotated)?;
