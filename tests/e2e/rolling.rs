@@ -121,18 +121,15 @@ fn changes(envoy: &Envoy) -> Vec<(String, u64)> {
     found
 }
 
-/// Returns the sum of a metric over its labels.
+/// Returns the sum of a metric over its labels; none without a sample.
 fn metric(daemon: &Daemon, name: &str) -> Option<f64> {
     let page = http::get(daemon.monitoring, "istiod", "/metrics").ok()?.body;
     let samples = page.lines().filter(|line| {
         let rest = line.strip_prefix(name);
         rest.is_some_and(|rest| rest.starts_with('{') || rest.starts_with(' '))
     });
-    Some(
-        samples
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-            .sum(),
-    )
+    let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    values.reduce(|sum, value| sum + value)
 }
 
 /// No request fails, every Envoy moves to the other replica before the first one has ended, and receives nothing that
@@ -165,8 +162,11 @@ pub(super) fn restart_of_replicas_is_not_noticed(name: &str) -> Result<(), Faile
         wait::until("the proxies of the other replica", TIMEOUT, || {
             (metric(&next, "pilot_xds")? >= 2.0).then_some(())
         })?;
+        wait::until("responses of the other replica", TIMEOUT, || {
+            (metric(&next, "pilot_xds_config_size_bytes_count")? >= 2.0).then_some(())
+        })?;
         load.until_more(200)?;
-        let bytes = metric(&next, "pilot_xds_config_size_bytes_sum").unwrap_or_default();
+        let bytes = metric(&next, "pilot_xds_config_size_bytes_sum").ok_or("no size of responses")?;
         assert!(bytes < 1024.0, "the new replica sent {bytes} bytes of configuration");
         serving = Some(next);
     }
