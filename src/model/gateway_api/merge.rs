@@ -203,7 +203,9 @@ mod tests {
         let [first, second] = of("a.test").try_into().expect("one for each listener");
         assert!(first.ptr_eq(&second), "rows of one route share all");
         assert_eq!(first.routes.len(), 1);
-        for merged in of("b.test") {
+        let both = of("b.test");
+        assert_eq!(both.len(), 2, "one for each listener");
+        for merged in both {
             let [longer, shorter] = &*merged.routes else {
                 panic!("routes of both: {merged:?}")
             };
