@@ -127,8 +127,9 @@ fn base_accepts_the_values_of_istiod() -> Result<(), Failed> {
         }
         Ok(names)
     };
-    let of_base = names("base")?;
-    let missing: Vec<String> = names("istiod")?
+    let (of_base, of_istiod) = (names("base")?, names("istiod")?);
+    assert!(!of_istiod.is_empty(), "no values");
+    let missing: Vec<String> = of_istiod
         .into_iter()
         .filter(|name| !of_base.contains(name) && !name.starts_with("base."))
         .collect();

@@ -89,11 +89,12 @@ fn streams_without_identity_receive_no_secrets() {
     anonymous.identity = None;
     let store = store(
         &gateway("{mode: SIMPLE, credentialName: cred}"),
-        vec![anonymous, adrift],
+        vec![anonymous, adrift, router()],
     );
     for client in [0, 1] {
         assert!(names(&store, client, ResourceType::Secret).is_empty());
     }
+    assert_eq!(names(&store, 2, ResourceType::Secret), ["kubernetes://cred"]);
 }
 
 #[test]

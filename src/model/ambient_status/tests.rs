@@ -406,6 +406,11 @@ fn conditions_follow_gateways_and_namespaces() {
 
 #[test]
 fn there_are_no_conditions_without_the_feature() {
-    let mesh = fixture::folder_world(installation(false), &[("kube.yaml", MESH)]).snapshot();
-    assert!(mesh.ambient_statuses.is_empty());
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: shop}\n\
+                   spec: {clusterIP: 10.0.1.1, ports: [{port: 80, name: http}]}\n";
+    let text = format!("{MESH}---\n{service}");
+    for has_feature in [false, true] {
+        let mesh = fixture::folder_world(installation(has_feature), &[("kube.yaml", &text)]).snapshot();
+        assert_eq!(mesh.ambient_statuses.is_empty(), !has_feature);
+    }
 }

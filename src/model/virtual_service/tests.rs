@@ -152,16 +152,15 @@ fn delegates_are_merged_where_they_agree() {
 
 #[test]
 fn a_delegate_must_be_exported_to_its_root() {
-    let root = spec(&["shop.example"], vec![delegating("root", "/shop", "sub/cart")]);
-    let mut cart = spec(&[], vec![route("cart", "/shop/cart", "cart")]);
-    cart.export_to = vec![".".into()];
-    let commit = world(vec![service("shop/root", 0, root), service("sub/cart", 1, cart)]);
-    let row = commit
-        .snapshot
-        .virtual_services
-        .get(&Cx::untracked(), &key("shop/root"))
-        .unwrap();
-    assert!(resolved_routes(row).is_empty());
+    for (export_to, expected) in [(".", 0), ("shop", 1)] {
+        let root = spec(&["shop.example"], vec![delegating("root", "/shop", "sub/cart")]);
+        let mut cart = spec(&[], vec![route("cart", "/shop/cart", "cart")]);
+        cart.export_to = vec![export_to.into()];
+        let commit = world(vec![service("shop/root", 0, root), service("sub/cart", 1, cart)]);
+        let virtual_services = &commit.snapshot.virtual_services;
+        let row = virtual_services.get(&Cx::untracked(), &key("shop/root")).unwrap();
+        assert_eq!(resolved_routes(row).len(), expected, "{export_to}");
+    }
 }
 
 #[test]

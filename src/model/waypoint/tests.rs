@@ -325,8 +325,12 @@ status: {addresses: [{type: IPAddress, value: 10.0.0.6}]}
 #[test]
 fn without_ambient_there_are_no_waypoints() {
     let text = GATEWAYS.to_owned() + &service("plain", "shop", "", 1);
-    let mesh = fixture::folder_world(Installation::default(), &[("kube.yaml", &text)]).snapshot();
-    assert!(through(&mesh, "shop/own").is_empty());
+    let through_own = |installation: Installation| {
+        let mesh = fixture::folder_world(installation, &[("kube.yaml", &text)]).snapshot();
+        through(&mesh, "shop/own")
+    };
+    assert!(through_own(Installation::default()).is_empty());
+    assert_eq!(through_own(installation()), ["shop/plain"]);
 }
 
 /// Workloads of each kind in a namespace with a waypoint for workloads.

@@ -578,7 +578,9 @@ endpoints: [{{addresses: [10.1.0.3], conditions: {{ready: true}}}}]
 fn filters_unknown_to_upstream_envoy_are_omitted() {
     let store = store_with(Some(&["envoy.filters.http.grpc_stats"]), "");
     for name in ["connect_terminate", "main_internal"] {
-        let listener = fixture::resource(&store, 0, ResourceType::Listener, name).to_string();
+        let listener = fixture::resource(&store, 0, ResourceType::Listener, name);
+        assert!(listener.is_object(), "{name}");
+        let listener = listener.to_string();
         assert!(
             !listener.contains("peer_metadata") && !listener.contains("hashable_string"),
             "{name}"
