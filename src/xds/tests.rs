@@ -641,6 +641,10 @@ fn an_empty_request_on_demand_is_not_a_wildcard() {
     client.request(2, SmolStr::default(), None, sotw(&[]));
     client.publish(&world);
     assert!(client.inbox.is_empty());
+    client.request(2, SmolStr::default(), None, sotw(&["r0"]));
+    client.publish(&world);
+    let sent: Vec<_> = client.inbox.iter().map(names).collect();
+    assert_eq!(sent, [["r0"]], "what is named is sent");
     let (world, mut client) = idle(Protocol::Delta);
     client.request(2, SmolStr::default(), None, delta(&["*"]));
     client.publish(&world);

@@ -52,8 +52,10 @@ pub(super) fn costly_expressions_are_bounded() -> Result<(), Failed> {
     ] {
         let started_at = wait::now();
         let parsed = document::parse(&ClusterId::new("c"), &object);
-        if parsed.diagnostics.is_empty() {
-            return Err(format!("{what} full of costly expressions was accepted").into());
+        let mut found = parsed.diagnostics.iter();
+        if !found.any(|found| found.message.contains("regular expression")) {
+            let found = parsed.diagnostics.first();
+            return Err(format!("{what} full of costly expressions was accepted: {found:?}").into());
         }
         if started_at.elapsed() > LONGEST {
             return Err(format!("{what} full of costly expressions took {:?}", started_at.elapsed()).into());

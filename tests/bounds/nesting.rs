@@ -174,15 +174,12 @@ async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
             .body(Full::new(message))
             .expect("the request is valid");
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let body = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|error| error.to_string())?;
-        let status = body.trailers().and_then(|trailers| trailers.get("grpc-status"));
-        Ok(status.map_or_else(String::new, |status| {
-            String::from_utf8_lossy(status.as_bytes()).into_owned()
-        }))
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.map_err(|error| error.to_string())?;
+        let of_trailers = body.trailers().and_then(|trailers| trailers.get("grpc-status"));
+        let status = of_trailers.or(head.headers.get("grpc-status"));
+        let status = status.ok_or_else(|| format!("a response without a status: {head:?}"))?;
+        Ok(String::from_utf8_lossy(status.as_bytes()).into_owned())
     };
     let exchanged = tokio::time::timeout(Duration::from_secs(20), exchange).await;
     exchanged.unwrap_or_else(|_| Err("no response on the stream".to_owned()))
