@@ -167,11 +167,7 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
     client::install_cryptography();
     let config = selected_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
     let current = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-    let unlimited = Rate {
-        per_second: 0.0,
-        burst: 0,
-    };
-    let client = client::client(&client::Access::Given(Box::new(config)), unlimited).await?;
+    let client = client::client(&client::Access::Given(Box::new(config)), Rate::UNLIMITED).await?;
     let cluster = match name {
         Some(name) => name.to_owned(),
         None => cluster_uid(client.clone(), &Retry::within(retry::LIMIT)).await?,

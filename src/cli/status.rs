@@ -271,14 +271,10 @@ struct InCluster {
 /// Returns the version of the object in the cluster; `None` without the object. Repeats failed requests for this time.
 async fn in_cluster(flags: &StatusFlags, object: &Named, limit: Duration) -> Result<Option<InCluster>, ClusterError> {
     let retry = Retry::within(limit);
-    let unlimited = Rate {
-        per_second: 0.0,
-        burst: 0,
-    };
     client::install_cryptography();
     let servers = &flags.servers;
     let config = selected_config(servers.kubeconfig.as_deref(), servers.context.as_deref()).await?;
-    let client = client::client(&Access::Given(Box::new(config)), unlimited).await?;
+    let client = client::client(&Access::Given(Box::new(config)), Rate::UNLIMITED).await?;
     let mut refused = None;
     for kind in Kind::named(&object.kind) {
         for version in kind.versions() {

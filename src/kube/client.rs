@@ -66,6 +66,14 @@ pub struct Rate {
     pub burst: u32,
 }
 
+impl Rate {
+    /// No limit, for commands that a user waits for.
+    pub const UNLIMITED: Self = Self {
+        per_second: 0.0,
+        burst: 0,
+    };
+}
+
 /// Reason why there is no client. Not retryable with the same settings.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -253,10 +261,7 @@ mod tests {
         let waits: Vec<_> = (0..5).map(|_| limiter.take(now).as_millis()).collect();
         assert_eq!(waits, [0, 0, 0, 100, 200]);
         assert_eq!(limiter.take(now + Duration::from_mins(1)), Duration::ZERO);
-        let none = Limiter::new(Rate {
-            per_second: 0.0,
-            burst: 0,
-        });
+        let none = Limiter::new(Rate::UNLIMITED);
         assert!((0..100).all(|_| none.take(now).is_zero()));
     }
 

@@ -94,11 +94,7 @@ async fn config(flags: &AnalyzeFlags, context: Option<&str>) -> Result<Config, A
 async fn connect(flags: &AnalyzeFlags, context: Option<&str>) -> Result<Client, AnalyzeError> {
     client::install_cryptography();
     let config = config(flags, context).await?;
-    let unlimited = Rate {
-        per_second: 0.0,
-        burst: 0,
-    };
-    Ok(client::client(&Access::Given(Box::new(config)), unlimited).await?)
+    Ok(client::client(&Access::Given(Box::new(config)), Rate::UNLIMITED).await?)
 }
 
 /// Returns true if the cluster has this namespace.

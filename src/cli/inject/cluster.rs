@@ -45,11 +45,7 @@ async fn request(flags: &InjectFlags) -> Result<Sources, InjectCommandError> {
 async fn connect(flags: &InjectFlags) -> Result<Client, InjectCommandError> {
     client::install_cryptography();
     let config = selected_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
-    let unlimited = Rate {
-        per_second: 0.0,
-        burst: 0,
-    };
-    Ok(client::client(&Access::Given(Box::new(config)), unlimited).await?)
+    Ok(client::client(&Access::Given(Box::new(config)), Rate::UNLIMITED).await?)
 }
 
 /// Reads a ConfigMap of the revision. That of the default one has no suffix.
