@@ -137,16 +137,6 @@ enum CreateError {
     System(#[from] std::io::Error),
 }
 
-impl CreateError {
-    /// Returns the message of a failed request.
-    fn message(error: &kube::Error) -> String {
-        match error {
-            kube::Error::Api(status) => status.message.clone(),
-            other => other.to_string(),
-        }
-    }
-}
-
 /// Prints the Secret.
 pub fn run(flags: &CreateRemoteSecretFlags) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

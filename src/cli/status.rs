@@ -121,10 +121,7 @@ enum ClusterError {
 
 impl From<kube::Error> for ClusterError {
     fn from(error: kube::Error) -> Self {
-        Self::Request(match error {
-            kube::Error::Api(status) => status.message.clone(),
-            other => other.to_string(),
-        })
+        Self::Request(client::message(&error))
     }
 }
 

@@ -144,6 +144,14 @@ pub async fn counted_client(access: &Access, rate: Rate, requests: ClusterReques
     Ok(builder.with_layer(&RateLayer(Limiter::new(rate))).build())
 }
 
+/// Returns why a request failed: the message of the API server, or the reason why there is no response.
+pub fn message(error: &::kube::Error) -> String {
+    match error {
+        ::kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// Waits for a request that is no watch, but not for ever: the library has no time limit, and a machine that vanished
 /// sends no response. A write that took too long may have succeeded.
 pub fn limited<'a, T>(

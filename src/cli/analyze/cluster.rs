@@ -103,17 +103,14 @@ async fn exists(client: &Client, namespace: &str) -> Result<bool, AnalyzeError> 
     let resource = resource(kind.group(), "v1", kind.name(), kind.plural());
     let namespaces: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let found = namespaces.get_opt(namespace).await;
-    let found = found.map_err(|error| unreadable(&format!("namespace {namespace}"), error))?;
+    let found = found.map_err(|error| request_error(&format!("namespace {namespace}"), &error))?;
     Ok(found.is_some())
 }
 
-fn unreadable(what: &str, error: kube::Error) -> AnalyzeError {
+fn request_error(what: &str, error: &kube::Error) -> AnalyzeError {
     AnalyzeError::Request {
         what: what.to_owned(),
-        message: match error {
-            kube::Error::Api(status) => status.message.clone(),
-            other => other.to_string(),
-        },
+        message: client::message(error),
     }
 }
 
@@ -134,7 +131,7 @@ async fn list(client: &Client, kind: Type, flags: &AnalyzeFlags, cluster: &str) 
                 return Ok(objects.filter(counts).collect());
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => return Err(unreadable(kind.plural(), error)),
+            Err(error) => return Err(request_error(kind.plural(), &error)),
         }
     }
     Ok(Vec::new())

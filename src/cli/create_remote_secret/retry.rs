@@ -5,6 +5,7 @@ use std::{future::Future, time::Duration};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::CreateError;
+use crate::kube::client;
 
 /// Time for all attempts of the requests before the token, and for the token. A busy cluster needs several seconds to
 /// fill a token Secret.
@@ -51,7 +52,7 @@ impl Retry {
                 return Err(error);
             }
             if failures == 0 {
-                eprintln!("warn: {}; trying again for a while", CreateError::message(&error));
+                eprintln!("warn: {}; trying again for a while", client::message(&error));
             }
             failures += 1;
             sleep_until(next).await;
@@ -68,7 +69,7 @@ impl Retry {
         F: Future<Output = kube::Result<T>>,
     {
         let sent = self.send(request).await;
-        sent.map_err(|error| CreateError::Request(purpose.into(), CreateError::message(&error)))
+        sent.map_err(|error| CreateError::Request(purpose.into(), client::message(&error)))
     }
 }
 

@@ -61,10 +61,7 @@ async fn config_map(maps: &Api<ConfigMap>, flags: &InjectFlags, name: &str) -> R
 fn request_error(what: &str, error: &kube::Error) -> InjectCommandError {
     InjectCommandError::Request {
         what: what.to_owned(),
-        message: match error {
-            kube::Error::Api(status) => status.message.clone(),
-            other => other.to_string(),
-        },
+        message: client::message(error),
     }
 }
 
