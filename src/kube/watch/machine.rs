@@ -65,6 +65,15 @@ enum State<T> {
     },
 }
 
+/// The attempt after the first of consecutive failures.
+#[derive(Clone, Copy)]
+enum FirstRetry {
+    /// It follows at once, because the server answered until now.
+    AtOnce,
+    /// It waits as later ones do.
+    Delayed,
+}
+
 impl<T> State<T> {
     const START: Self = Self::Listing {
         items: Vec::new(),
@@ -151,7 +160,7 @@ impl<T> Machine<T> {
             self.failures = 0;
             return Duration::ZERO;
         }
-        self.back_off(true)
+        self.back_off(FirstRetry::AtOnce)
     }
 
     /// Records a failure. Returns the delay before the next attempt.
@@ -175,7 +184,7 @@ impl<T> Machine<T> {
                     self.in_pages = false;
                 }
                 self.state = State::START;
-                self.back_off(true)
+                self.back_off(FirstRetry::AtOnce)
             }
             // A server that was restored from a backup accepts a version in the future, and sends nothing until it
             // has reached that version. The probe does not find that if versions are not numbers.
@@ -191,30 +200,30 @@ impl<T> Machine<T> {
             Failure::TooLarge(_) => {
                 self.in_pages = true;
                 self.page_size = SMALL_PAGE;
-                self.back_off(true)
+                self.back_off(FirstRetry::AtOnce)
             }
             // The connection worked until now, so the next attempt follows at once.
-            Failure::Dropped(_) => self.back_off(true),
+            Failure::Dropped(_) => self.back_off(FirstRetry::AtOnce),
             // A server that was restored from a backup between two pages refuses the token of the first one for ever.
             Failure::Refused { code: 400 | 500, .. } => {
                 if matches!(self.state, State::Listing { .. }) {
                     self.state = State::START;
                 }
-                self.back_off(false)
+                self.back_off(FirstRetry::Delayed)
             }
-            Failure::Refused { .. } | Failure::Unreachable(_) => self.back_off(false),
+            Failure::Refused { .. } | Failure::Unreachable(_) => self.back_off(FirstRetry::Delayed),
         }
     }
 
     /// Returns the delay: between an eighth and all of a period that doubles with each consecutive failure. Each watch
     /// of a cluster has other delays, so that one of them soon finds that the server is back, and wakes the others.
-    fn back_off(&mut self, first_at_once: bool) -> Duration {
+    fn back_off(&mut self, first: FirstRetry) -> Duration {
         let failures = self.failures;
         self.failures = failures.saturating_add(1);
-        let doublings = match (failures, first_at_once) {
-            (0, true) => return Duration::ZERO,
-            (failures, true) => failures - 1,
-            (failures, false) => failures,
+        let doublings = match (failures, first) {
+            (0, FirstRetry::AtOnce) => return Duration::ZERO,
+            (failures, FirstRetry::AtOnce) => failures - 1,
+            (failures, FirstRetry::Delayed) => failures,
         };
         let period = (FIRST_WAIT * (1 << doublings.min(6))).min(LONGEST_WAIT);
         let part = self.seed.rotate_left(failures * 7) % 8 + 1;
