@@ -167,12 +167,17 @@ impl Named {
 
 /// Asks and prints the answer.
 pub fn run(flags: &StatusFlags) -> ExitCode {
+    finish(answer(flags))
+}
+
+/// Runs a command to its end. Returns its exit code, and prints the reason if it failed.
+fn finish(command: impl Future<Output = Result<ExitCode, StatusError>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let answer = match runtime {
-        Ok(runtime) => runtime.block_on(answer(flags)),
+    let code = match runtime {
+        Ok(runtime) => runtime.block_on(command),
         Err(error) => Err(error.into()),
     };
-    answer.unwrap_or_else(|error| {
+    code.unwrap_or_else(|error| {
         eprintln!("error: {error}");
         ExitCode::from(FAILURE)
     })

@@ -7,12 +7,12 @@ use clap::{Args, ValueEnum};
 use tokio::time::Instant;
 
 use super::{
-    ClusterError, Format, InCluster, MARGIN, NOT_ARRIVED, Named, ServerFlags, StatusError, StatusFlags, ask,
+    ClusterError, Format, InCluster, MARGIN, NOT_ARRIVED, Named, ServerFlags, StatusError, StatusFlags, ask, finish,
     in_cluster, or_warn, output, parse, query,
 };
 use crate::{
     base::duration,
-    cli::{FAILURE, print},
+    cli::print,
     distribution::report::{ObjectReport, ObjectState},
 };
 
@@ -65,15 +65,7 @@ fn share(text: &str) -> Result<f64, String> {
 
 /// Waits and prints the result.
 pub fn run(flags: WaitFlags) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let waited = match runtime {
-        Ok(runtime) => runtime.block_on(wait(flags)),
-        Err(error) => Err(error.into()),
-    };
-    waited.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        ExitCode::from(FAILURE)
-    })
+    finish(wait(flags))
 }
 
 async fn wait(flags: WaitFlags) -> Result<ExitCode, StatusError> {
