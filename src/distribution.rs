@@ -273,19 +273,21 @@ impl Distribution {
         reports.send(awaited).await.is_ok()
     }
 
-    /// Reports the status of the proxies of this replica: once, or whenever it changes, while there is a reader.
-    async fn follow_own_mesh(&self, visible: Option<&Namespace>, once: bool, reports: mpsc::Sender<Overview>) {
+    /// Reports the status of the proxies of this replica once.
+    async fn report_own_mesh(&self, visible: Option<&Namespace>, reports: mpsc::Sender<Overview>) {
+        let overview = task::aside(|| self.own_overview(visible));
+        // A client that has left needs no report.
+        let _ = reports.send(overview).await;
+    }
+
+    /// Reports the status of the proxies of this replica whenever it changes, while there is a reader.
+    async fn follow_own_mesh(&self, visible: Option<&Namespace>, reports: mpsc::Sender<Overview>) {
         let mut changes = Changes::of(self);
         let mut last: Option<Overview> = None;
         loop {
             changes.mark_seen();
             let started = environment::now();
             let mut overview = task::aside(|| self.own_overview(visible));
-            if once {
-                // A client that has left needs no report.
-                let _ = reports.send(overview).await;
-                return;
-            }
             let ages = overview.take_ages();
             if last.as_ref() != Some(&overview) {
                 last = Some(overview.clone());

@@ -644,7 +644,7 @@ impl Distribution {
     pub async fn overview(&self, visible: Option<&Namespace>, scope: Scope) -> Overview {
         let query = Query::about_mesh(visible, Some(Duration::ZERO));
         let mut gathering = Gathering::new(self, query, scope, |reports| {
-            self.follow_own_mesh(visible, true, reports).boxed()
+            self.report_own_mesh(visible, reports).boxed()
         });
         gathering.complete().await;
         task::aside(|| merge::overview(&gathering.asked()))
@@ -666,8 +666,14 @@ impl Distribution {
                 None => {
                     let (sender, reports) = mpsc::channel(1);
                     let visible = query.visible();
-                    let following = self.follow_own_mesh(visible.as_ref(), query.time().is_some(), sender);
-                    tokio::join!(following, encode(reports, out));
+                    let reporting = async {
+                        if query.time().is_some() {
+                            self.report_own_mesh(visible.as_ref(), sender).await;
+                        } else {
+                            self.follow_own_mesh(visible.as_ref(), sender).await;
+                        }
+                    };
+                    tokio::join!(reporting, encode(reports, out));
                 }
             }
         };

@@ -100,7 +100,7 @@ impl Publication {
         let distribution = &*self.distribution;
         let query = Query::about_mesh(visible.as_ref(), None);
         let mut gathering = Gathering::<Overview>::new(distribution, query, *scope, |reports| {
-            distribution.follow_own_mesh(visible.as_ref(), false, reports).boxed()
+            distribution.follow_own_mesh(visible.as_ref(), reports).boxed()
         });
         let mut last = None;
         // No text is made before this time.
