@@ -136,6 +136,16 @@ pub struct Question {
     pub visible: Option<Namespace>,
 }
 
+/// The push that a query about an object waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum PushTiming {
+    /// One that the query causes.
+    #[default]
+    AtOnce,
+    /// The one that is due anyway.
+    Debounced,
+}
+
 /// The state of a query between two reports.
 #[derive(Default)]
 struct Following {
@@ -149,8 +159,7 @@ struct Following {
     compared: Duration,
     /// Connections that have acknowledged everything once.
     done: FxHashSet<ConnectionId>,
-    /// See [`Distribution::follow_debounced`].
-    is_debounced: bool,
+    timing: PushTiming,
     has_flushed: bool,
 }
 
@@ -191,12 +200,12 @@ impl Distribution {
         &self,
         question: &Question,
         timeout: Duration,
-        is_debounced: bool,
+        timing: PushTiming,
         reports: mpsc::Sender<ObjectReport>,
     ) {
         let deadline = tokio::time::Instant::now() + timeout;
         let mut following = Following {
-            is_debounced,
+            timing,
             ..Following::default()
         };
         let mut changes = Changes::of(self);
@@ -254,7 +263,8 @@ impl Distribution {
         following: &mut Following,
         reports: &mpsc::Sender<ObjectReport>,
     ) -> bool {
-        let is_due = following.is_debounced && !following.has_flushed && question.resource_version.is_some();
+        let is_debounced = following.timing == PushTiming::Debounced;
+        let is_due = is_debounced && !following.has_flushed && question.resource_version.is_some();
         if !is_due || self.awaits(question) {
             return true;
         }
@@ -377,7 +387,7 @@ impl Distribution {
                 task::aside(|| states::fill(self, question, effects, done, with_rows, &mut report));
                 following.compared = environment::now().saturating_duration_since(started);
             }
-        } else if !is_invalid && !following.is_debounced {
+        } else if !is_invalid && following.timing == PushTiming::AtOnce {
             // Only people ask for deletions. Conditions are about objects that exist, some of which this control plane
             // does not know.
             report.unanswered = report.unanswered.max(unanswered_later(&pushes, kind, &key));

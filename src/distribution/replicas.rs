@@ -25,7 +25,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Distribution, Question,
+    Distribution, PushTiming, Question,
     merge::{self, Answer, Asked, OfReplica},
     overview::Overview,
     report::{ObjectReport, ReplicaReport},
@@ -136,7 +136,7 @@ struct ObjectQuery {
 
 impl Query {
     /// Returns the query about an object.
-    fn about(question: &Question, time: Duration, debounced: bool) -> Self {
+    fn about(question: &Question, time: Duration, timing: PushTiming) -> Self {
         let kinds = question.kinds.iter();
         let kinds = kinds.map(|kind| match kind.group() {
             "" => kind.plural().to_owned(),
@@ -149,7 +149,7 @@ impl Query {
                 name: question.name.clone(),
                 resource_version: question.resource_version,
                 proxy: question.proxy.clone(),
-                debounced,
+                debounced: timing == PushTiming::Debounced,
             }),
             visible: question.visible.as_ref().map(ToString::to_string),
             milliseconds: Some(milliseconds(time)),
@@ -169,8 +169,11 @@ impl Query {
         self.visible.as_deref().map(Namespace::new)
     }
 
-    fn is_debounced(&self) -> bool {
-        self.object.as_ref().is_some_and(|object| object.debounced)
+    fn timing(&self) -> PushTiming {
+        match &self.object {
+            Some(object) if object.debounced => PushTiming::Debounced,
+            _ => PushTiming::AtOnce,
+        }
     }
 
     fn time(&self) -> Option<Duration> {
@@ -568,9 +571,10 @@ impl Distribution {
 
     /// Returns the present status of an object.
     pub async fn ask(&self, question: &Question, scope: Scope) -> ObjectReport {
-        let query = Query::about(question, Duration::ZERO, false);
+        let query = Query::about(question, Duration::ZERO, PushTiming::AtOnce);
         let mut gathering = Gathering::new(self, query, scope, |reports| {
-            self.follow_own(question, Duration::ZERO, false, reports).boxed()
+            self.follow_own(question, Duration::ZERO, PushTiming::AtOnce, reports)
+                .boxed()
         });
         gathering.complete().await;
         task::aside(|| merge::object(&gathering.asked()))
@@ -579,7 +583,7 @@ impl Distribution {
     /// Reports the status of an object whenever it changes, until it is final or the time is over. The last report is
     /// complete; earlier ones have no rows.
     pub async fn follow(&self, question: &Question, time: Duration, scope: Scope, reports: mpsc::Sender<ObjectReport>) {
-        let query = Query::about(question, time, false);
+        let query = Query::about(question, time, PushTiming::AtOnce);
         self.follow_query(question, query, time, scope, reports).await;
     }
 
@@ -592,7 +596,7 @@ impl Distribution {
         scope: Scope,
         reports: mpsc::Sender<ObjectReport>,
     ) {
-        let query = Query::about(question, time, true);
+        let query = Query::about(question, time, PushTiming::Debounced);
         self.follow_query(question, query, time, scope, reports).await;
     }
 
@@ -604,9 +608,9 @@ impl Distribution {
         scope: Scope,
         reports: mpsc::Sender<ObjectReport>,
     ) {
-        let is_debounced = query.is_debounced();
+        let timing = query.timing();
         let mut gathering = Gathering::new(self, query, scope, |reports| {
-            self.follow_own(question, time, is_debounced, reports).boxed()
+            self.follow_own(question, time, timing, reports).boxed()
         });
         let deadline = Instant::now() + time;
         let mut last: Option<ObjectReport> = None;
@@ -660,7 +664,7 @@ impl Distribution {
                 Some(question) => {
                     let (sender, reports) = mpsc::channel(1);
                     let time = query.time().unwrap_or_default();
-                    let following = self.follow_own(&question, time, query.is_debounced(), sender);
+                    let following = self.follow_own(&question, time, query.timing(), sender);
                     tokio::join!(following, encode(reports, out));
                 }
                 None => {

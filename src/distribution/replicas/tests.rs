@@ -352,15 +352,15 @@ async fn a_debounced_query_is_debounced_in_all_replicas() {
         .follow_debounced(&question, LONG, Scope::ControlPlane, sender);
     tokio::join!(following, async { while reports.recv().await.is_some() {} });
     let queries = harness.played.queries.lock().unwrap().clone();
-    let debounced: Vec<bool> = queries.iter().map(|(_, query)| query.is_debounced()).collect();
-    assert_eq!(debounced, [true]);
+    let timings: Vec<PushTiming> = queries.iter().map(|(_, query)| query.timing()).collect();
+    assert_eq!(timings, [PushTiming::Debounced]);
 }
 
 #[tokio::test]
 async fn queries_of_other_replicas_are_answered_alone() {
     let harness = Harness::new(set(&["istiod-1"]), Vec::new());
     let (sender, mut answers) = mpsc::channel(1);
-    let query = serde_json::to_string(&Query::about(&question(), Duration::ZERO, false)).unwrap();
+    let query = serde_json::to_string(&Query::about(&question(), Duration::ZERO, PushTiming::AtOnce)).unwrap();
     let answering = harness
         .distribution
         .clone()
