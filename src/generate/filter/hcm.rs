@@ -64,6 +64,8 @@ pub enum HttpRoutes {
     Inline(Box<RouteConfiguration>),
     /// Encoded inline routes.
     Encoded(Encoded<RouteConfiguration>),
+    /// Routes that deny every request.
+    Denied,
 }
 
 /// Inputs that differ between connection managers. [`HttpConnection::new`] has the usual values.
@@ -167,9 +169,10 @@ impl FilterStack<'_> {
         if self.exceeds_inbound_limit(HTTP_CHAINS, || filters.fields().len() + common.len()) {
             *filters = NetworkFilters::new();
             let common = self.denying_manager(http);
-            add_manager(filters, &common.value, &http.stat_prefix, &http.routes, true);
+            add_manager(filters, &common.value, &http.stat_prefix, &HttpRoutes::Denied);
         } else {
-            add_manager(filters, common, &http.stat_prefix, &http.routes, denied);
+            let routes = if denied { &HttpRoutes::Denied } else { &http.routes };
+            add_manager(filters, common, &http.stat_prefix, routes);
         }
     }
 
@@ -277,23 +280,21 @@ impl FilterStack<'_> {
     }
 }
 
-/// Adds an encoded connection manager with its statistics prefix and routes. If `denied`, its routes deny every
-/// request.
+/// Adds an encoded connection manager with its statistics prefix and routes.
 fn add_manager(
     filters: &mut NetworkFilters,
     common: &Encoded<HttpConnectionManager>,
     stat_prefix: &str,
     routes: &HttpRoutes,
-    denied: bool,
 ) {
     let head = Encoded::write(256, |out| {
         out.text(http_connection_manager::STAT_PREFIX, stat_prefix);
         let route_config = http_connection_manager::ROUTE_CONFIG;
         match routes {
-            _ if denied => out.message(route_config, &security::denied_routes()),
             HttpRoutes::Rds(name) => out.nested(http_connection_manager::RDS, |out| write_rds(out, name)),
             HttpRoutes::Inline(inline) => out.message(route_config, inline),
             HttpRoutes::Encoded(routes) => out.encoded(route_config, routes),
+            HttpRoutes::Denied => out.message(route_config, &security::denied_routes()),
         }
     });
     filters.write(HTTP_CONNECTION_MANAGER, |out| {

@@ -40,7 +40,11 @@ impl ManagerTemplate {
 
     /// Adds the network filter with this prefix and route name.
     pub fn add(&self, filters: &mut NetworkFilters, stat_prefix: &str, route: &str) {
-        let routes = HttpRoutes::Rds(route.to_owned());
-        add_manager(filters, &self.common.value, stat_prefix, &routes, self.denied);
+        let routes = if self.denied {
+            HttpRoutes::Denied
+        } else {
+            HttpRoutes::Rds(route.to_owned())
+        };
+        add_manager(filters, &self.common.value, stat_prefix, &routes);
     }
 }
