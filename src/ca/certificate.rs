@@ -254,16 +254,15 @@ pub(super) fn leaf(
         |name| distinguished_name(OID_COMMON_NAME, name),
     );
     let mut extensions = vec![
-        der::extension(OID_KEY_USAGE, true, &der::flags(LEAF_USAGE)),
+        der::critical_extension(OID_KEY_USAGE, &der::flags(LEAF_USAGE)),
         der::extension(
             OID_EXTENDED_KEY_USAGE,
-            false,
             &der::nested(der::SEQUENCE, &[OID_SERVER_AUTH, OID_CLIENT_AUTH]),
         ),
-        der::extension(OID_BASIC_CONSTRAINTS, true, &der::value(der::SEQUENCE, &[])),
+        der::critical_extension(OID_BASIC_CONSTRAINTS, &der::value(der::SEQUENCE, &[])),
     ];
     extensions.extend(issuer.key_id.as_deref().map(authority_key_id));
-    extensions.push(der::extension(OID_ALTERNATIVE_NAMES, true, &names.alternative));
+    extensions.push(der::critical_extension(OID_ALTERNATIVE_NAMES, &names.alternative));
     let contents = TbsCertificate {
         subject: &subject,
         public_key: &request.public_key,
@@ -307,9 +306,9 @@ fn ca_certificate(
 ) -> Result<Vec<u8>, KeyError> {
     let is_ca = der::nested(der::SEQUENCE, &[&[1, 1, 0xff]]);
     let mut extensions = vec![
-        der::extension(OID_KEY_USAGE, true, &der::flags(CA_USAGE)),
-        der::extension(OID_BASIC_CONSTRAINTS, true, &is_ca),
-        der::extension(OID_SUBJECT_KEY_ID, false, &der::octets(id)),
+        der::critical_extension(OID_KEY_USAGE, &der::flags(CA_USAGE)),
+        der::critical_extension(OID_BASIC_CONSTRAINTS, &is_ca),
+        der::extension(OID_SUBJECT_KEY_ID, &der::octets(id)),
     ];
     extensions.extend(issuer.and_then(|issuer| issuer.key_id.as_deref()).map(authority_key_id));
     let contents = TbsCertificate {
@@ -365,7 +364,7 @@ fn distinguished_name(oid: &[u8], text: &str) -> Vec<u8> {
 
 fn authority_key_id(id: &[u8]) -> Vec<u8> {
     let content = der::value(der::SEQUENCE, &der::value(0x80, id));
-    der::extension(OID_AUTHORITY_KEY_ID, false, &content)
+    der::extension(OID_AUTHORITY_KEY_ID, &content)
 }
 
 /// The key identifier of a `SubjectPublicKeyInfo`.

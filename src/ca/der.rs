@@ -72,10 +72,14 @@ pub(super) fn utf8(text: &str) -> Vec<u8> {
     value(UTF8_STRING, text.as_bytes())
 }
 
-/// An X.509 extension. `content` is its value in DER.
-pub(super) fn extension(oid: &[u8], critical: bool, content: &[u8]) -> Vec<u8> {
-    let critical: &[u8] = if critical { &[BOOLEAN, 1, 0xff] } else { &[] };
-    nested(SEQUENCE, &[oid, critical, &octets(content)])
+/// An X.509 extension that verifiers may ignore. `content` is its value in DER.
+pub(super) fn extension(oid: &[u8], content: &[u8]) -> Vec<u8> {
+    nested(SEQUENCE, &[oid, &octets(content)])
+}
+
+/// A critical X.509 extension: verifiers that do not know it must reject the certificate.
+pub(super) fn critical_extension(oid: &[u8], content: &[u8]) -> Vec<u8> {
+    nested(SEQUENCE, &[oid, &[BOOLEAN, 1, 0xff], &octets(content)])
 }
 
 /// A time as in RFC 5280: UTCTime before 2050, GeneralizedTime from then on.
