@@ -166,7 +166,9 @@ impl FilterStack<'_> {
         add_terminal: impl FnOnce(&mut NetworkFilters),
     ) -> NetworkFilters {
         let mut filters = NetworkFilters::new();
-        self.add_metadata_exchange(&mut filters, chain.exchanges_metadata);
+        if chain.exchanges_metadata {
+            self.add_metadata_exchange(&mut filters);
+        }
         let secured = (!chain.authorized_by_destination).then(|| self.network_security(chain.peer_source));
         let add_security = |filters: &mut NetworkFilters, stage| {
             let of_stage = secured.map(|secured| secured.of(stage)).unwrap_or_default();
@@ -231,7 +233,9 @@ impl FilterStack<'_> {
     /// Returns the filters before a connection manager: metadata exchange and network extensions.
     pub fn filters_before_http(&self, port: u32, exchanges_metadata: bool) -> NetworkFilters {
         let mut filters = NetworkFilters::new();
-        self.add_metadata_exchange(&mut filters, exchanges_metadata);
+        if exchanges_metadata {
+            self.add_metadata_exchange(&mut filters);
+        }
         for phase in ExtensionPhase::ALL {
             self.add_extensions(&mut filters, phase, port);
         }
@@ -245,9 +249,9 @@ impl FilterStack<'_> {
         }
     }
 
-    /// Adds the TCP metadata exchange if it is wanted and the proxy supports it.
-    pub fn add_metadata_exchange(&self, filters: &mut NetworkFilters, wanted: bool) {
-        if wanted && self.has_metadata_exchange() {
+    /// Adds the TCP metadata exchange if the proxy supports it.
+    pub fn add_metadata_exchange(&self, filters: &mut NetworkFilters) {
+        if self.has_metadata_exchange() {
             let labels = &self.features().pilot_mx_additional_labels;
             filters.push_config(METADATA_EXCHANGE, &metadata_exchange(labels));
         }

@@ -487,7 +487,7 @@ impl InboundListenerBuilder<'_> {
     /// Drops connections to the listener's own port, which would loop.
     fn add_black_hole(&self, chains: &mut Chains) {
         let mut filters = NetworkFilters::new();
-        self.stack.add_metadata_exchange(&mut filters, true);
+        self.stack.add_metadata_exchange(&mut filters);
         self.stack.add_stats(&mut filters);
         add_black_hole(&mut filters);
         let by = FilterChainMatch {
