@@ -96,10 +96,31 @@ enum Wrong {
     Range(&'static str),
 }
 
-/// Reads a number of at most so many digits; `exact` requires all of them.
-fn digits(text: &[u8], most: usize, exact: bool) -> Result<(i64, &[u8]), Wrong> {
+/// The number of digits of a number.
+#[derive(Clone, Copy)]
+enum Digits {
+    Exactly(usize),
+    AtMost(usize),
+}
+
+/// Returns the digits of a number up to 99, which has two with leading zeros.
+fn two_digits(element: Element) -> Digits {
+    let has_zeros = matches!(
+        element,
+        Element::ZeroMonth | Element::ZeroDay | Element::ZeroHour12 | Element::ZeroMinute | Element::ZeroSecond
+    );
+    if has_zeros {
+        Digits::Exactly(2)
+    } else {
+        Digits::AtMost(2)
+    }
+}
+
+/// Reads a number of so many digits, of one at least.
+fn number(text: &[u8], digits: Digits) -> Result<(i64, &[u8]), Wrong> {
+    let (Digits::Exactly(most) | Digits::AtMost(most)) = digits;
     let count = text.iter().take(most).take_while(|byte| byte.is_ascii_digit()).count();
-    if count == 0 || exact && count < most {
+    if count == 0 || matches!(digits, Digits::Exactly(exact) if count < exact) {
         return Err(Wrong::Syntax);
     }
     let number = text[..count]
@@ -130,9 +151,9 @@ impl Fields {
     fn read<'a>(&mut self, element: Element, text: &'a [u8], next: &[u8]) -> Result<&'a [u8], Wrong> {
         let rest;
         match element {
-            Element::LongYear => (self.year, rest) = digits(text, 4, true)?,
+            Element::LongYear => (self.year, rest) = number(text, Digits::Exactly(4))?,
             Element::Year => {
-                (self.year, rest) = digits(text, 2, true)?;
+                (self.year, rest) = number(text, Digits::Exactly(2))?;
                 self.year += if self.year >= 69 { 1900 } else { 2000 };
             }
             Element::LongMonth | Element::Month => {
@@ -141,7 +162,7 @@ impl Fields {
                 (self.month, rest) = (Some(month + 1), after);
             }
             Element::NumericMonth | Element::ZeroMonth => {
-                let (month, after) = digits(text, 2, element == Element::ZeroMonth)?;
+                let (month, after) = number(text, two_digits(element))?;
                 (self.month, rest) = (Some(within(month, 1..13, "month")?), after);
             }
             Element::LongWeekday => (_, rest) = name(text, &DAYS, 9)?,
@@ -151,28 +172,28 @@ impl Fields {
                     [b' ', rest @ ..] if element == Element::SpaceDay => rest,
                     text => text,
                 };
-                let (day, after) = digits(text, 2, element == Element::ZeroDay)?;
+                let (day, after) = number(text, two_digits(element))?;
                 (self.day, rest) = (Some(day), after);
             }
             Element::SpaceYearDay | Element::ZeroYearDay => {
                 let spaces = text.iter().take(2).take_while(|byte| **byte == b' ').count();
-                let (day, after) = digits(&text[spaces..], 3 - spaces, true)?;
+                let (day, after) = number(&text[spaces..], Digits::Exactly(3 - spaces))?;
                 (self.year_day, rest) = (Some(day), after);
             }
             Element::Hour => {
-                (self.hour, rest) = digits(text, 2, false)?;
+                (self.hour, rest) = number(text, Digits::AtMost(2))?;
                 within(self.hour, 0..24, "hour")?;
             }
             Element::Hour12 | Element::ZeroHour12 => {
-                (self.hour, rest) = digits(text, 2, element == Element::ZeroHour12)?;
+                (self.hour, rest) = number(text, two_digits(element))?;
                 within(self.hour, 0..13, "hour")?;
             }
             Element::Minute | Element::ZeroMinute => {
-                (self.minute, rest) = digits(text, 2, element == Element::ZeroMinute)?;
+                (self.minute, rest) = number(text, two_digits(element))?;
                 within(self.minute, 0..60, "minute")?;
             }
             Element::Second | Element::ZeroSecond => {
-                let (second, after) = digits(text, 2, element == Element::ZeroSecond)?;
+                let (second, after) = number(text, two_digits(element))?;
                 self.second = within(second, 0..60, "second")?;
                 let has_fraction = matches!(first(next), Some((0, _, Element::Fraction { .. })));
                 rest = if has_fraction { after } else { self.fraction(after) };
@@ -230,7 +251,7 @@ impl Fields {
             if has_colons && part > 0 {
                 rest = rest.strip_prefix(b":").ok_or(Wrong::Syntax)?;
             }
-            let (number, after) = digits(rest, 2, true)?;
+            let (number, after) = number(rest, Digits::Exactly(2))?;
             let (limit, name, unit) = [
                 (25, "time zone offset hour", 3600),
                 (60, "time zone offset minute", 60),
