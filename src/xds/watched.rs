@@ -1,5 +1,7 @@
 //! The state of one type on one connection: what the client holds and what it still has to be sent.
 
+mod names;
+
 use std::{
     borrow::Cow,
     cell::LazyCell,
