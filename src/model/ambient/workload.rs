@@ -27,7 +27,7 @@ use crate::{
             pod::REDIRECTION,
         },
     },
-    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, select},
+    base::{ClusterId, Labels, NetworkId, ObjectKey, Shared, cidr, select},
     model::{
         MeshSnapshot, ServiceKey, canonical,
         inputs::InputWriters,
@@ -59,6 +59,14 @@ enum Source {
     ServiceEntry(ObjectKey, SmolStr),
     /// An endpoint of an EndpointSlice, by its first address.
     EndpointSlice(ObjectKey, SmolStr),
+}
+
+impl Source {
+    fn object(&self) -> &ObjectKey {
+        match self {
+            Self::Pod(key) | Self::WorkloadEntry(key) | Self::ServiceEntry(key, _) | Self::EndpointSlice(key, _) => key,
+        }
+    }
 }
 
 impl WorkloadUid {
@@ -353,15 +361,18 @@ fn declared_by<'a>(
 
 /// Derives one workload.
 pub fn workload(cx: &Cx, mesh: &MeshSnapshot, uid: &WorkloadUid) -> Option<AmbientWorkload> {
-    let mut workload = match uid.source()? {
-        Source::Pod(key) => of_pod(cx, mesh, uid, &key, mesh.pods.get(cx, &key)?),
-        Source::WorkloadEntry(key) => Some(of_entry(cx, mesh, uid, &key, mesh.workload_entries.get(cx, &key)?)),
-        Source::ServiceEntry(key, address) => {
-            of_service_entry(cx, mesh, uid, &key, mesh.service_entries.get(cx, &key)?, &address)
-        }
-        Source::EndpointSlice(key, address) => {
-            of_slice(cx, mesh, uid, &key, mesh.endpoint_slices.get(cx, &key)?, &address)
-        }
+    let source = uid.source()?;
+    let derivation = Derivation {
+        cx,
+        mesh,
+        uid,
+        object: source.object(),
+    };
+    let mut workload = match &source {
+        Source::Pod(key) => derivation.of_pod(mesh.pods.get(cx, key)?),
+        Source::WorkloadEntry(key) => Some(derivation.of_entry(mesh.workload_entries.get(cx, key)?)),
+        Source::ServiceEntry(key, address) => derivation.of_service_entry(mesh.service_entries.get(cx, key)?, address),
+        Source::EndpointSlice(key, address) => derivation.of_slice(mesh.endpoint_slices.get(cx, key)?, address),
     }?;
     workload.is_hidden = mesh.installation.features.ambient_enable_multi_network
         && workload.network != cluster_network(cx, mesh, &mesh.installation.cluster);
@@ -377,26 +388,6 @@ pub fn tunnelled_address(cx: &Cx, mesh: &MeshSnapshot, name: &SmolStr) -> Option
 }
 
 type Services<'a> = Vec<(&'a ClusterServiceKey, &'a Shared<ClusterService>)>;
-
-/// Returns the services of a cluster whose selectors match labels.
-fn selecting<'a>(
-    cx: &Cx,
-    mesh: &'a MeshSnapshot,
-    cluster: &ClusterId,
-    namespace: &Namespace,
-    labels: &Labels,
-    kinds: &[ServiceSource],
-) -> Services<'a> {
-    let keys = super::selecting_keys(namespace, labels).map(|selector| ClusterSelectorKey {
-        cluster: cluster.clone(),
-        selector,
-    });
-    let rows = keys.flat_map(|key| mesh.services_by_selector.get(cx, &key));
-    let matching = rows.filter(|(_, service)| {
-        kinds.contains(&service.declared.key.source) && select::subset(&service.declared.selector, labels)
-    });
-    matching.collect()
-}
 
 const ALL_KINDS: &[ServiceSource] = &[ServiceSource::Service, ServiceSource::ServiceEntry];
 
@@ -504,61 +495,173 @@ fn target_ports(service: &ClusterService, is_pod: bool, named: impl Fn(&str) -> 
     ports.collect()
 }
 
-fn of_pod(cx: &Cx, mesh: &MeshSnapshot, uid: &WorkloadUid, key: &ObjectKey, pod: &Pod) -> Option<AmbientWorkload> {
-    if pod.is_finished() || pod.ips.is_empty() {
-        return None;
+/// A workload that is derived from an object.
+struct Derivation<'a> {
+    cx: &'a Cx,
+    mesh: &'a MeshSnapshot,
+    uid: &'a WorkloadUid,
+    object: &'a ObjectKey,
+}
+
+impl<'a> Derivation<'a> {
+    /// Returns the services of the object's cluster whose selectors match labels.
+    fn selecting(&self, labels: &Labels, kinds: &[ServiceSource]) -> Services<'a> {
+        let (cx, mesh) = (self.cx, self.mesh);
+        let ObjectKey { cluster, namespace, .. } = self.object;
+        let keys = super::selecting_keys(namespace, labels).map(|selector| ClusterSelectorKey {
+            cluster: cluster.clone(),
+            selector,
+        });
+        let rows = keys.flat_map(|key| mesh.services_by_selector.get(cx, &key));
+        let matching = rows.filter(|(_, service)| {
+            kinds.contains(&service.declared.key.source) && select::subset(&service.declared.selector, labels)
+        });
+        matching.collect()
     }
-    let addresses: Vec<IpAddr> = pod.ips.iter().map(|ip| cidr::parse_ip(ip)).collect::<Option<_>>()?;
-    let labels = &pod.meta.labels;
-    let selects_pods = mesh.installation.features.pilot_enable_serviceentry_select_pods;
-    let kinds = if selects_pods {
-        ALL_KINDS
-    } else {
-        &[ServiceSource::Service]
-    };
-    let mut services = selecting(cx, mesh, &key.cluster, &key.namespace, labels, kinds);
-    let mut known: BTreeSet<&ClusterServiceKey> = services.iter().map(|(key, _)| *key).collect();
-    // The name of a pod does not identify it: those of a StatefulSet have the names of earlier ones, and another tenant
-    // may write any name into a slice.
-    let own = PodReference {
-        namespace: key.namespace.text().clone(),
-        name: key.name.clone(),
-        uid: pod.uid.clone(),
-    };
-    for (slice, targets) in mesh.slices_by_pod.get(cx, key) {
-        if targets.pods.contains(&own) {
-            let service = service_of_slice(cx, mesh, slice, &targets.service);
-            services.extend(service.filter(|(key, _)| known.insert(*key)));
+
+    fn of_pod(&self, pod: &Pod) -> Option<AmbientWorkload> {
+        if pod.is_finished() || pod.ips.is_empty() {
+            return None;
         }
-    }
-    let common = Common {
-        uid,
-        object: key,
-        labels,
-        annotations: &pod.meta.annotations,
-        waypoint_labels: Some(labels),
-        network: cluster_network(cx, mesh, &key.cluster),
-        workload_name: &pod.workload_name,
-        services: &services,
-    };
-    let named = |name: &str| pod.named_port(name, "TCP");
-    let is_healthy = pod.ready && !pod.terminating;
-    let message = Workload {
-        addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
-        service_account: pod.service_account.to_string(),
-        node: pod.node_name.to_string(),
-        services: ports_of(&services, |service| target_ports(service, true, named)),
-        status: status(is_healthy).into(),
-        locality: node_locality(cx, mesh, pod),
-        network_mode: if pod.host_network {
-            NetworkMode::HostNetwork
+        let addresses: Vec<IpAddr> = pod.ips.iter().map(|ip| cidr::parse_ip(ip)).collect::<Option<_>>()?;
+        let labels = &pod.meta.labels;
+        let selects_pods = self.mesh.installation.features.pilot_enable_serviceentry_select_pods;
+        let kinds = if selects_pods {
+            ALL_KINDS
         } else {
-            NetworkMode::Standard
+            &[ServiceSource::Service]
+        };
+        let mut services = self.selecting(labels, kinds);
+        let mut known: BTreeSet<&ClusterServiceKey> = services.iter().map(|(key, _)| *key).collect();
+        // The name of a pod does not identify it: those of a StatefulSet have the names of earlier ones, and another
+        // tenant may write any name into a slice.
+        let own = PodReference {
+            namespace: self.object.namespace.text().clone(),
+            name: self.object.name.clone(),
+            uid: pod.uid.clone(),
+        };
+        for (slice, targets) in self.mesh.slices_by_pod.get(self.cx, self.object) {
+            if targets.pods.contains(&own) {
+                let service = service_of_slice(self.cx, self.mesh, slice, &targets.service);
+                services.extend(service.filter(|(key, _)| known.insert(*key)));
+            }
         }
-        .into(),
-        ..common.workload(cx, mesh)
-    };
-    Some(AmbientWorkload::new(&message, addresses, names(&services)))
+        let common = Common {
+            uid: self.uid,
+            object: self.object,
+            labels,
+            annotations: &pod.meta.annotations,
+            waypoint_labels: Some(labels),
+            network: cluster_network(self.cx, self.mesh, &self.object.cluster),
+            workload_name: &pod.workload_name,
+            services: &services,
+        };
+        let named = |name: &str| pod.named_port(name, "TCP");
+        let is_healthy = pod.ready && !pod.terminating;
+        let message = Workload {
+            addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
+            service_account: pod.service_account.to_string(),
+            node: pod.node_name.to_string(),
+            services: ports_of(&services, |service| target_ports(service, true, named)),
+            status: status(is_healthy).into(),
+            locality: node_locality(self.cx, self.mesh, pod),
+            network_mode: if pod.host_network {
+                NetworkMode::HostNetwork
+            } else {
+                NetworkMode::Standard
+            }
+            .into(),
+            ..common.workload(self.cx, self.mesh)
+        };
+        Some(AmbientWorkload::new(&message, addresses, names(&services)))
+    }
+
+    fn of_entry(&self, entry: &Config<WorkloadEntry>) -> AmbientWorkload {
+        let labels = entry_labels(entry);
+        let selects = self.mesh.installation.features.pilot_enable_k8s_select_workload_entries;
+        let kinds = if selects {
+            ALL_KINDS
+        } else {
+            &[ServiceSource::ServiceEntry]
+        };
+        let services = self.selecting(&labels, kinds);
+        let network = match entry.spec.network.as_str() {
+            "" => cluster_network(self.cx, self.mesh, &self.object.cluster),
+            given => NetworkId::new(given),
+        };
+        let common = Common {
+            uid: self.uid,
+            object: self.object,
+            labels: &labels,
+            annotations: &entry.meta.annotations,
+            waypoint_labels: Some(&labels),
+            network,
+            workload_name: &entry_name(&entry.meta.annotations, &labels, entry.meta.name()),
+            services: &services,
+        };
+        of_spec(&entry.spec, &services, common.workload(self.cx, self.mesh))
+    }
+
+    /// Derives the workload of an endpoint of a ServiceEntry, or of one of its hosts.
+    fn of_service_entry(&self, entry: &Config<ServiceEntry>, address: &SmolStr) -> Option<AmbientWorkload> {
+        let endpoints = self.mesh.entry_endpoints.get(self.cx, self.object)?;
+        let found = endpoints.by_address.get(address)?;
+        let (endpoint, services) = match found.position {
+            Some(position) => {
+                let services: Services = endpoints.services.iter().map(|own| (&own.0, &own.1)).collect();
+                (Cow::Borrowed(entry.spec.endpoints.get(position)?), services)
+            }
+            None => {
+                let endpoint = WorkloadEntry {
+                    address: address.to_string(),
+                    ..WorkloadEntry::default()
+                };
+                (
+                    Cow::Owned(endpoint),
+                    declared_by(self.cx, self.mesh, self.object, [address.as_str()]),
+                )
+            }
+        };
+        // None of its hosts counts.
+        if services.is_empty() {
+            return None;
+        }
+        let waypoint_labels = label_map(&endpoint.labels);
+        let common = Common {
+            uid: self.uid,
+            object: self.object,
+            labels: &entry.meta.labels,
+            annotations: &entry.meta.annotations,
+            waypoint_labels: found.position.map(|_| &waypoint_labels),
+            network: found.network.clone(),
+            workload_name: entry.meta.name(),
+            services: &services,
+        };
+        Some(of_spec(&endpoint, &services, common.workload(self.cx, self.mesh)))
+    }
+
+    /// Derives the workload of an endpoint without a pod.
+    fn of_slice(&self, slice: &EndpointSlice, address: &SmolStr) -> Option<AmbientWorkload> {
+        let endpoint = without_pods(slice).find(|endpoint| endpoint.addresses.first() == Some(address))?;
+        let parsed = endpoint.addresses.iter().map(|address| cidr::parse_ip(address));
+        let addresses: Vec<IpAddr> = parsed.collect::<Option<_>>()?;
+        let services = vec![service_of_slice(self.cx, self.mesh, self.object, &slice.service_name)?];
+        let message = Workload {
+            uid: self.uid.text().to_string(),
+            name: self.object.name.to_string(),
+            namespace: self.object.namespace.to_string(),
+            addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
+            network: cluster_network(self.cx, self.mesh, &self.object.cluster).to_string(),
+            trust_domain: trust_domain(self.cx, self.mesh),
+            services: ports_of(&services, |service| slice_ports(service, slice)),
+            status: status(endpoint.ready.unwrap_or(true)).into(),
+            cluster_id: self.object.cluster.to_string(),
+            // Its address may be that of another workload.
+            network_mode: NetworkMode::HostNetwork.into(),
+            ..Workload::default()
+        };
+        Some(AmbientWorkload::new(&message, addresses, names(&services)))
+    }
 }
 
 fn status(is_healthy: bool) -> WorkloadStatus {
@@ -607,38 +710,6 @@ fn locality(region: String, zone: String, subzone: String) -> Option<Locality> {
     is_known.then_some(Locality { region, zone, subzone })
 }
 
-fn of_entry(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    uid: &WorkloadUid,
-    key: &ObjectKey,
-    entry: &Config<WorkloadEntry>,
-) -> AmbientWorkload {
-    let labels = entry_labels(entry);
-    let selects = mesh.installation.features.pilot_enable_k8s_select_workload_entries;
-    let kinds = if selects {
-        ALL_KINDS
-    } else {
-        &[ServiceSource::ServiceEntry]
-    };
-    let services = selecting(cx, mesh, &key.cluster, &key.namespace, &labels, kinds);
-    let network = match entry.spec.network.as_str() {
-        "" => cluster_network(cx, mesh, &key.cluster),
-        given => NetworkId::new(given),
-    };
-    let common = Common {
-        uid,
-        object: key,
-        labels: &labels,
-        annotations: &entry.meta.annotations,
-        waypoint_labels: Some(&labels),
-        network,
-        workload_name: &entry_name(&entry.meta.annotations, &labels, entry.meta.name()),
-        services: &services,
-    };
-    of_spec(&entry.spec, &services, common.workload(cx, mesh))
-}
-
 /// Returns the workload of a WorkloadEntry or of an endpoint of a ServiceEntry.
 fn of_spec(spec: &WorkloadEntry, services: &Services, common: Workload) -> AmbientWorkload {
     let address = cidr::parse_ip(&spec.address);
@@ -659,76 +730,6 @@ fn of_spec(spec: &WorkloadEntry, services: &Services, common: Workload) -> Ambie
         ..common
     };
     AmbientWorkload::new(&message, address.into_iter().collect(), names(services))
-}
-
-fn of_service_entry(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    uid: &WorkloadUid,
-    key: &ObjectKey,
-    entry: &Config<ServiceEntry>,
-    address: &SmolStr,
-) -> Option<AmbientWorkload> {
-    let endpoints = mesh.entry_endpoints.get(cx, key)?;
-    let found = endpoints.by_address.get(address)?;
-    let (endpoint, services) = match found.position {
-        Some(position) => {
-            let services: Services = endpoints.services.iter().map(|own| (&own.0, &own.1)).collect();
-            (Cow::Borrowed(entry.spec.endpoints.get(position)?), services)
-        }
-        None => {
-            let endpoint = WorkloadEntry {
-                address: address.to_string(),
-                ..WorkloadEntry::default()
-            };
-            (Cow::Owned(endpoint), declared_by(cx, mesh, key, [address.as_str()]))
-        }
-    };
-    // None of its hosts counts.
-    if services.is_empty() {
-        return None;
-    }
-    let waypoint_labels = label_map(&endpoint.labels);
-    let common = Common {
-        uid,
-        object: key,
-        labels: &entry.meta.labels,
-        annotations: &entry.meta.annotations,
-        waypoint_labels: found.position.map(|_| &waypoint_labels),
-        network: found.network.clone(),
-        workload_name: entry.meta.name(),
-        services: &services,
-    };
-    Some(of_spec(&endpoint, &services, common.workload(cx, mesh)))
-}
-
-fn of_slice(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    uid: &WorkloadUid,
-    key: &ObjectKey,
-    slice: &EndpointSlice,
-    address: &SmolStr,
-) -> Option<AmbientWorkload> {
-    let endpoint = without_pods(slice).find(|endpoint| endpoint.addresses.first() == Some(address))?;
-    let parsed = endpoint.addresses.iter().map(|address| cidr::parse_ip(address));
-    let addresses: Vec<IpAddr> = parsed.collect::<Option<_>>()?;
-    let services = vec![service_of_slice(cx, mesh, key, &slice.service_name)?];
-    let message = Workload {
-        uid: uid.text().to_string(),
-        name: key.name.to_string(),
-        namespace: key.namespace.to_string(),
-        addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
-        network: cluster_network(cx, mesh, &key.cluster).to_string(),
-        trust_domain: trust_domain(cx, mesh),
-        services: ports_of(&services, |service| slice_ports(service, slice)),
-        status: status(endpoint.ready.unwrap_or(true)).into(),
-        cluster_id: key.cluster.to_string(),
-        // Its address may be that of another workload.
-        network_mode: NetworkMode::HostNetwork.into(),
-        ..Workload::default()
-    };
-    Some(AmbientWorkload::new(&message, addresses, names(&services)))
 }
 
 /// Returns the TCP ports of a slice that have the name of a service port.
