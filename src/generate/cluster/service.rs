@@ -85,7 +85,8 @@ impl Context<'_> {
         if client.baggage.is_exchanged() && client.sends_tunnels && builder.is_eds() && !is_forwarded {
             builder.read_baggage();
         }
-        self.set_metadata(&mut builder, true);
+        self.set_service(&mut builder);
+        self.set_metadata(&mut builder);
         Some(builder.finish())
     }
 
@@ -324,13 +325,16 @@ impl Context<'_> {
         *self.known.get_or_init(|| read().map(|traits| &**traits))
     }
 
-    /// Sets metadata: the service, whether it is external or behind tunnels, the rule and the subset.
-    pub(super) fn set_metadata(&self, builder: &mut ClusterBuilder, with_service: bool) {
-        let (is_default, is_vip) = (self.key.subset.is_empty(), self.key.mode.is_vip());
-        let features = &self.ctx.mesh.installation.features;
-        if with_service && (features.pilot_enable_telemetry_label || is_vip) {
+    /// Sets metadata of the service, if telemetry uses it.
+    pub(super) fn set_service(&self, builder: &mut ClusterBuilder) {
+        if self.ctx.mesh.installation.features.pilot_enable_telemetry_label || self.key.mode.is_vip() {
             builder.set_services([self.service]);
         }
+    }
+
+    /// Sets other metadata: whether the service is external or behind tunnels, the rule and the subset.
+    pub(super) fn set_metadata(&self, builder: &mut ClusterBuilder) {
+        let (is_default, is_vip) = (self.key.subset.is_empty(), self.key.mode.is_vip());
         let tunnelled =
             self.key.mode == ClusterMode::Default && self.port_traits().is_some_and(|traits| traits.all_tunnel);
         if is_default && !is_vip && (tunnelled || self.service.mesh_external) {

@@ -42,6 +42,9 @@ pub(super) fn cluster(context: &Context) -> ClusterBuilder {
     if context.key.client.metadata_exchange && !is_vip {
         builder.exchange_metadata(&context.ctx.mesh.installation.features.pilot_mx_additional_labels);
     }
-    context.set_metadata(&mut builder, is_vip);
+    if is_vip {
+        context.set_service(&mut builder);
+    }
+    context.set_metadata(&mut builder);
     builder
 }
