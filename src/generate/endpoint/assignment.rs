@@ -12,7 +12,7 @@ use super::{
     waypoint_service,
 };
 use crate::{
-    base::{Namespace, Shared, SmolStr, address::host_port, cidr, select},
+    base::{Labels, Namespace, Shared, SmolStr, address::host_port, cidr, select},
     generate::{
         BuildContext,
         name::ClusterMode,
@@ -90,7 +90,7 @@ impl Target<'_> {
         };
         let served = row.endpoints.iter().filter(serves);
         let groups = self.groups(ctx, client, served.filter(usable));
-        self.balanced(ctx, client, groups, true)
+        self.balanced(ctx, client, groups, client.labels.as_ref())
     }
 
     /// Returns the endpoints of the service's waypoint; none if its address is unknown.
@@ -124,22 +124,24 @@ impl Target<'_> {
         let groups = self.groups(ctx, client, served);
         // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): failover priorities apply only to the default cluster
         // among inline clusters.
-        let by_labels = self.subset.is_empty() && self.mode == ClusterMode::Default;
-        self.balanced(ctx, client, groups, by_labels)
+        let is_default = self.subset.is_empty() && self.mode == ClusterMode::Default;
+        let labels = client.labels.as_ref().filter(|_| is_default);
+        self.balanced(ctx, client, groups, labels)
     }
 
+    /// Applies the locality load balancing of the service. `labels` are those of the proxy that failover priorities
+    /// compare.
     fn balanced(
         &self,
         ctx: &BuildContext,
         client: &EndpointProxyView,
         mut groups: Vec<LocalityEndpoints>,
-        by_labels: bool,
+        labels: Option<&Labels>,
     ) -> Vec<LocalityEndpoints> {
         if let Some(locality) = &client.locality
             && !groups.is_empty()
             && let Some(setting) = locality::locality_setting(ctx, self.service, self.policy())
         {
-            let labels = client.labels.as_ref().filter(|_| by_labels);
             groups = setting.apply(groups, locality, labels);
         }
         groups
