@@ -196,7 +196,7 @@ impl FilterStack<'_> {
         } else {
             json_format(parsed_json(format).unwrap_or_else(default_json))
         };
-        self.file_log(path, format, false)
+        self.file_log(path, format)
     }
 
     fn provider_file_log(&self, provider: &EnvoyFileAccessLogProvider) -> Option<Any> {
@@ -214,11 +214,15 @@ impl FilterStack<'_> {
                 }));
             }
         };
-        self.file_log(path, format, provider.omit_empty_values)
+        let format = SubstitutionFormatString {
+            omit_empty_values: provider.omit_empty_values,
+            ..format
+        };
+        self.file_log(path, format)
     }
 
     /// Returns a file log; `None` if its format needs a formatter that the proxy lacks.
-    fn file_log(&self, path: &str, format: SubstitutionFormatString, omit_empty_values: bool) -> Option<Any> {
+    fn file_log(&self, path: &str, format: SubstitutionFormatString) -> Option<Any> {
         let uses = match &format.format {
             Some(Format::TextFormatSource(DataSource {
                 specifier: Some(data_source::Specifier::InlineString(text)),
@@ -229,7 +233,6 @@ impl FilterStack<'_> {
         };
         let format = SubstitutionFormatString {
             formatters: self.formatters(uses)?,
-            omit_empty_values,
             ..format
         };
         Some(Any::pack(&FileAccessLog {
