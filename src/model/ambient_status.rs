@@ -67,6 +67,16 @@ pub struct Condition {
 }
 
 impl Condition {
+    /// Returns a condition with the status `True`.
+    fn met(reason: &'static str, message: String) -> Self {
+        Self::new(true, reason, message)
+    }
+
+    /// Returns a condition with the status `False`.
+    fn unmet(reason: &'static str, message: String) -> Self {
+        Self::new(false, reason, message)
+    }
+
     fn new(is_true: bool, reason: &'static str, message: String) -> Self {
         Self {
             is_true,
@@ -196,7 +206,7 @@ fn bound(attachment: &Attachment, traffic: &str, ingress: Option<bool>) -> Optio
                 }
             };
             let message = format!("Successfully attached to waypoint {}{note}", name(gateway));
-            Some(Condition::new(true, policy::WAYPOINT_ACCEPTED, message))
+            Some(Condition::met(policy::WAYPOINT_ACCEPTED, message))
         }
         Err(NotAttached { gateway, reason }) => {
             let name = name(gateway);
@@ -213,7 +223,7 @@ fn bound(attachment: &Attachment, traffic: &str, ingress: Option<bool>) -> Optio
                     ),
                 ),
             };
-            Some(Condition::new(false, reason, message))
+            Some(Condition::unmet(reason, message))
         }
     }
 }
@@ -234,5 +244,5 @@ fn missing(meta: &Meta, has_wildcard: impl FnOnce() -> bool) -> Option<Condition
     } else {
         return None;
     };
-    Some(Condition::new(true, reason, message.to_owned()))
+    Some(Condition::met(reason, message.to_owned()))
 }

@@ -126,7 +126,7 @@ fn by_ztunnels(mesh: &MeshSnapshot, policy: &Config<AuthorizationPolicy>) -> Con
     }
     let attributes: BTreeSet<&str> = policy.spec.rules.iter().flat_map(http_attributes).collect();
     if attributes.is_empty() {
-        return Condition::new(true, ACCEPTED, "attached to ztunnel".to_owned());
+        return Condition::met(ACCEPTED, "attached to ztunnel".to_owned());
     }
     let consequence = if action == Action::Deny {
         "DENY policy with HTTP attributes is enforced without the HTTP rules."
@@ -182,7 +182,7 @@ impl<'a> Reference<'a> {
                 let message = format!(
                     "AuthorizationPolicy must be in the root namespace `{root}` when referencing a GatewayClass"
                 );
-                Condition::new(false, INVALID, message)
+                Condition::unmet(INVALID, message)
             }
             "GatewayClass" => match mesh.gateway_classes.get(cx, &ObjectKey::new(cluster, "", name)) {
                 None => unbound(TARGET_NOT_FOUND),
@@ -191,7 +191,7 @@ impl<'a> Reference<'a> {
                         "GatewayClass must use controller name `{}` for waypoints",
                         class::WAYPOINT
                     );
-                    Condition::new(false, INVALID, message)
+                    Condition::unmet(INVALID, message)
                 }
                 Some(class) => bound(class.meta.name()),
             },
@@ -215,24 +215,24 @@ impl<'a> Reference<'a> {
     fn through_service(&self, cx: &Cx, mesh: &MeshSnapshot, labels: Option<&Labels>) -> Condition {
         let object = format!("{} {}", self.target.kind, self.name);
         let Some(labels) = labels else {
-            return Condition::new(false, TARGET_NOT_FOUND, format!("{object} was not found"));
+            return Condition::unmet(TARGET_NOT_FOUND, format!("{object} was not found"));
         };
         match waypoint::for_service(cx, mesh, &mesh.installation.cluster, labels, &self.namespace) {
             Ok(Some(gateway)) => bound(&format!("{}/{}", gateway.namespace, gateway.name)),
             Ok(None) | Err(_) => {
                 let message = format!("{object} is not bound to a waypoint");
-                Condition::new(false, ANCESTOR_NOT_BOUND, message)
+                Condition::unmet(ANCESTOR_NOT_BOUND, message)
             }
         }
     }
 }
 
 fn bound(to: &str) -> Condition {
-    Condition::new(true, ACCEPTED, format!("bound to {to}"))
+    Condition::met(ACCEPTED, format!("bound to {to}"))
 }
 
 fn unbound(reason: &'static str) -> Condition {
-    Condition::new(false, reason, "not bound".to_owned())
+    Condition::unmet(reason, "not bound".to_owned())
 }
 
 /// Returns one condition for all references: it is true if one of them is bound.
