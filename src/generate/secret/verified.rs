@@ -35,7 +35,7 @@ pub(super) fn references(ctx: &BuildContext, gateways: &[ObjectKey], identity: &
         }
         // The reference is one of the Gateway, for its listeners in ListenerSets too.
         if let Some(name) = converted_annotation(&gateway.meta, BACKEND_CERTIFICATE_ANNOTATION)
-            && is_readable(ctx, identity, GATEWAY, &identity.namespace, name, true)
+            && Referrer::gateway(identity).may_read(ctx, identity, name)
         {
             found.insert(resource_name(name));
         }
@@ -89,35 +89,46 @@ fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity
     });
     let own = gateway.meta.namespace();
     // A ListenerSet may be in another namespace than its Gateway, if the Gateway allows it.
-    let (kind, looks_in) = if of_set {
-        (LISTENER_SET, own)
+    let referrer = if of_set {
+        Referrer {
+            kind: LISTENER_SET,
+            namespace: own,
+            needs_grant: false,
+        }
     } else {
-        (GATEWAY, &identity.namespace)
+        Referrer {
+            needs_grant: *own != identity.namespace,
+            ..Referrer::gateway(identity)
+        }
     };
-    is_readable(
-        ctx,
-        identity,
-        kind,
-        looks_in,
-        name,
-        of_set || *own == identity.namespace,
-    )
+    referrer.may_read(ctx, identity, name)
 }
 
-/// Returns true if an object, given by kind and namespace, may refer to a credential of the proxy: in the object's
-/// namespace, which needs no grant if `is_own`, or as a ReferenceGrant allows.
-fn is_readable(
-    ctx: &BuildContext,
-    identity: &Identity,
-    kind: &str,
-    from: &Namespace,
-    name: &str,
-    is_own: bool,
-) -> bool {
-    let Ok(reference) = Reference::parse(name, &identity.namespace) else {
-        return false;
-    };
-    is_own && reference.namespace == *from || is_granted(ctx, kind, from, name)
+/// An object that refers to a credential.
+struct Referrer<'a> {
+    kind: &'static str,
+    namespace: &'a Namespace,
+    /// True if it needs a ReferenceGrant for credentials in its namespace, too.
+    needs_grant: bool,
+}
+
+impl<'a> Referrer<'a> {
+    /// Returns the Gateway of a proxy with this identity.
+    fn gateway(identity: &'a Identity) -> Self {
+        Self {
+            kind: GATEWAY,
+            namespace: &identity.namespace,
+            needs_grant: false,
+        }
+    }
+
+    /// Returns true if it may refer to a credential of the proxy: in its namespace, or as a ReferenceGrant allows.
+    fn may_read(&self, ctx: &BuildContext, identity: &Identity, name: &str) -> bool {
+        let Ok(reference) = Reference::parse(name, &identity.namespace) else {
+            return false;
+        };
+        !self.needs_grant && reference.namespace == *self.namespace || is_granted(ctx, self.kind, self.namespace, name)
+    }
 }
 
 /// Returns true if a ReferenceGrant allows it.
