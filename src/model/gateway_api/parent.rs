@@ -119,14 +119,7 @@ pub fn resolve(cx: &Cx, mesh: &MeshSnapshot, child: &Child, references: &[Parent
             Some(kind @ (Kind::Service | Kind::ServiceEntry)) => {
                 parents.push(service(cx, mesh, kind, &object, reference));
             }
-            Some(kind) => listeners(
-                cx,
-                mesh,
-                child,
-                &ListenerOwner { kind, object },
-                reference,
-                &mut parents,
-            ),
+            Some(kind) => parents.extend(listeners(cx, mesh, child, &ListenerOwner { kind, object }, reference)),
             None => {}
         }
     }
@@ -147,24 +140,25 @@ pub(super) fn sort_text(reference: &ParentReference, own: &Namespace) -> String 
     )
 }
 
+/// Returns the listeners of a Gateway or ListenerSet to which a reference attaches a route.
 fn listeners(
     cx: &Cx,
     mesh: &MeshSnapshot,
     child: &Child,
     owner: &ListenerOwner,
     reference: &ParentReference,
-    parents: &mut Vec<Parent>,
-) {
+) -> Vec<Parent> {
     let Some(row) = mesh.listeners.get(cx, owner) else {
-        return;
+        return Vec::new();
     };
     // A listener with the section and port decides alone. Otherwise, a route with many references to a Gateway with
     // many listeners would keep the product of both.
     let is_meant = |listener: &&Listener| mismatch(listener, reference).is_none();
     let has_meant = row.listeners.iter().any(|listener| is_meant(&listener));
-    for listener in row.listeners.iter().filter(|it| !has_meant || is_meant(it)) {
+    let chosen = row.listeners.iter().filter(|it| !has_meant || is_meant(it));
+    let parent = |listener: &Listener| {
         let gateway = [&*listener.gateway.namespace, "/", &listener.gateway.name].concat();
-        parents.push(Parent {
+        Parent {
             reference: reference.clone(),
             denied: denial(cx, mesh, child, listener, reference),
             target: Target::Listener {
@@ -174,8 +168,9 @@ fn listeners(
                 gateway: gateway.into(),
                 hosts_of_port: listener.hosts_of_port.clone(),
             },
-        });
-    }
+        }
+    };
+    chosen.map(parent).collect()
 }
 
 /// Returns the reason why a reference does not mean a listener: it names another port or section.
