@@ -72,6 +72,14 @@ impl<'a> Slot<'a> {
     }
 }
 
+/// The action of a branch.
+#[derive(Clone, Copy)]
+enum Condition {
+    If,
+    /// The value of the condition is the dot of its list.
+    With,
+}
+
 /// The reason to leave a list.
 enum Exit {
     Break,
@@ -221,8 +229,8 @@ impl<'a> State<'a, '_, '_> {
             }
             Node::Break(_) => Err(Exit::Break),
             Node::Continue(_) => Err(Exit::Continue),
-            Node::If(branch) => self.branch(dot, branch, false),
-            Node::With(branch) => self.branch(dot, branch, true),
+            Node::If(branch) => self.branch(dot, branch, Condition::If),
+            Node::With(branch) => self.branch(dot, branch, Condition::With),
             Node::Range(branch) => {
                 let variables = self.variables.len();
                 let result = self.range(dot, branch);
@@ -253,12 +261,11 @@ impl<'a> State<'a, '_, '_> {
         }
     }
 
-    fn branch(&mut self, dot: &Slot<'a>, branch: &'a Branch, sets_dot: bool) -> Result<(), Exit> {
+    fn branch(&mut self, dot: &Slot<'a>, branch: &'a Branch, condition: Condition) -> Result<(), Exit> {
         let variables = self.variables.len();
-        let read = if sets_dot {
-            None
-        } else {
-            borrowed_value(&self.variables, self.context, dot, &branch.pipe)
+        let read = match condition {
+            Condition::If => borrowed_value(&self.variables, self.context, dot, &branch.pipe),
+            Condition::With => None,
         };
         let (is_true, value) = if let Some((value, steps)) = read {
             let is_true = self.context.is_true(value);
@@ -269,7 +276,10 @@ impl<'a> State<'a, '_, '_> {
             (self.context.is_true(&value.value), Some(value))
         };
         let result = if is_true {
-            let dot = value.as_ref().filter(|_| sets_dot).unwrap_or(dot);
+            let dot = match condition {
+                Condition::If => dot,
+                Condition::With => value.as_ref().unwrap_or(dot),
+            };
             self.nested(|state| state.list(dot, &branch.list))
         } else if let Some(otherwise) = &branch.otherwise {
             self.nested(|state| state.list(dot, otherwise))
