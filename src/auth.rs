@@ -145,7 +145,7 @@ impl Authenticators {
 }
 
 impl Unauthenticated {
-    /// True if an authenticator that might have accepted the caller was unavailable.
+    /// Returns true if an authenticator that might have accepted the caller was unavailable.
     pub fn is_unavailable(&self) -> bool {
         self.0
             .iter()

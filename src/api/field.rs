@@ -78,7 +78,7 @@ impl<'a> Fields<'a> {
         self.map?.get(name).filter(|value| !value.is_null())
     }
 
-    /// True if the field exists and is not null.
+    /// Returns true if the field exists and is not null.
     pub fn has(&self, name: &str) -> bool {
         self.value(name).is_some()
     }

@@ -149,18 +149,18 @@ impl Kind {
         (!read.is_null()).then(|| Shared::new(read))
     }
 
-    /// True for kinds that are written as manifests; false for mesh-wide files and for answers that istiod asks for
-    /// itself.
+    /// Returns true for kinds that are written as manifests; false for mesh-wide files and for answers that istiod asks
+    /// for itself.
     pub fn is_object(self) -> bool {
         self.class() != KindClass::Internal
     }
 
-    /// True if objects of the kind belong to no namespace.
+    /// Returns true if objects of the kind belong to no namespace.
     pub fn is_cluster_scoped(self) -> bool {
         self.scope() == Scope::Cluster
     }
 
-    /// True if a CustomResourceDefinition, which may be missing, defines the kind.
+    /// Returns true if a CustomResourceDefinition, which may be missing, defines the kind.
     pub fn is_custom(self) -> bool {
         matches!(
             self.class(),
@@ -168,18 +168,19 @@ impl Kind {
         )
     }
 
-    /// True for the kinds of Istio's own API groups.
+    /// Returns true for the kinds of Istio's own API groups.
     pub fn is_istio(self) -> bool {
         self.class() == KindClass::Istio
     }
 
-    /// True for the kinds of the Gateway API.
+    /// Returns true for the kinds of the Gateway API.
     pub fn is_gateway_api(self) -> bool {
         self.class() == KindClass::GatewayApi
     }
 
-    /// True if the kind configures traffic; false if it describes workloads and services. Objects of these kinds count
-    /// only in the config cluster, except Gateways of the Gateway API, which declare network gateways in every cluster.
+    /// Returns true if the kind configures traffic; false if it describes workloads and services. Objects of these
+    /// kinds count only in the config cluster, except Gateways of the Gateway API, which declare network gateways in
+    /// every cluster.
     pub fn is_config(self) -> bool {
         matches!(
             self.class(),
@@ -187,7 +188,7 @@ impl Kind {
         )
     }
 
-    /// True if objects of the kind count in clusters other than the config cluster.
+    /// Returns true if objects of the kind count in clusters other than the config cluster.
     pub fn counts_in_remote_clusters(self) -> bool {
         self.is_object() && (!self.is_config() || self == Self::KubeGateway)
     }

@@ -108,7 +108,7 @@ fn check_gateway(path: &str, gateway: &IstioNetworkGateway, validation: &mut Val
     }
 }
 
-/// True for a nonempty name of letters, digits, `-`, `_` and `.`.
+/// Returns true for a nonempty name of letters, digits, `-`, `_` and `.`.
 fn is_registry_name(name: &str) -> bool {
     !name.is_empty()
         && name

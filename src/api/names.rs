@@ -7,7 +7,7 @@ const MAX_HOST: usize = 255;
 /// The prefix of header names that refer to claims of a validated JWT, in any case.
 const CLAIMS: &str = "@request.auth.claims";
 
-/// True for a DNS label (RFC 1123): letters, digits and inner `-`.
+/// Returns true for a DNS label (RFC 1123): letters, digits and inner `-`.
 ///
 /// Parity (pkg/config/labels): upper case is allowed.
 pub fn is_label(text: &str) -> bool {
@@ -19,7 +19,7 @@ pub fn is_label(text: &str) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
 }
 
-/// True for a host name, qualified or short, without wildcard. A trailing dot is allowed.
+/// Returns true for a host name, qualified or short, without wildcard. A trailing dot is allowed.
 ///
 /// Parity (pkg/config/validation/agent/validation.go, `ValidateDNS1123Labels`): the last label is no number, unless a
 /// dot follows.
@@ -35,7 +35,8 @@ pub fn is_fqdn(text: &str) -> bool {
     labels.iter().all(|label| is_label(label)) && (qualified.is_some() || !top_is_number)
 }
 
-/// True for a host name whose first label may begin with `*` (`*.a.com`, `*a.com`, `*-a.com`), and for `*` alone.
+/// Returns true for a host name whose first label may begin with `*` (`*.a.com`, `*a.com`, `*-a.com`), and for `*`
+/// alone.
 ///
 /// Parity (pkg/config/validation/agent/validation.go, `ValidateWildcardDomain`): a single label may consist of digits,
 /// and `*.` is every name with a trailing dot.
@@ -47,13 +48,13 @@ pub fn is_wildcard_domain(text: &str) -> bool {
     text.len() <= MAX_HOST && is_first && (rest.is_empty() || is_fqdn(rest))
 }
 
-/// True for a host name with a `*` that is not its first label (`*a.com`, `*-a.com`). Envoy refuses a listener with
-/// such a server name.
+/// Returns true for a host name with a `*` that is not its first label (`*a.com`, `*-a.com`). Envoy refuses a listener
+/// with such a server name.
 pub fn is_partial_wildcard(host: &str) -> bool {
     host.contains('*') && host != "*" && !host.starts_with("*.")
 }
 
-/// True for the server name of a cluster at gateways with AUTO_PASSTHROUGH: `outbound_.PORT_.SUBSET_.HOST`.
+/// Returns true for the server name of a cluster at gateways with AUTO_PASSTHROUGH: `outbound_.PORT_.SUBSET_.HOST`.
 ///
 /// Parity (pkg/config/validation/agent/validation.go, ValidateWildcardDomainForVirtualServiceBoundToGateway).
 pub fn is_cluster_server_name(text: &str) -> bool {
@@ -66,17 +67,18 @@ pub fn is_cluster_server_name(text: &str) -> bool {
         && host.contains(|character: char| character.is_ascii_alphabetic())
 }
 
-/// True for a header name as Envoy accepts it: a token of RFC 9110, or a pseudo-header such as `:authority`.
+/// Returns true for a header name as Envoy accepts it: a token of RFC 9110, or a pseudo-header such as `:authority`.
 pub fn is_header_or_pseudo_header(text: &str) -> bool {
     is_header_name(text.strip_prefix(':').unwrap_or(text))
 }
 
-/// True for a header name: a token of RFC 9110.
+/// Returns true for a header name: a token of RFC 9110.
 pub fn is_header_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(is_token)
 }
 
-/// True for what admission accepts as a header of a match or CORS policy: a name, or several that commas separate.
+/// Returns true for what admission accepts as a header of a match or CORS policy: a name, or several that commas
+/// separate.
 ///
 /// Parity (pkg/config/validation/validation.go, `validHeaderNameRegex`): `+-.` is a range there, and has the comma.
 pub fn is_header_list(text: &str) -> bool {
@@ -101,7 +103,7 @@ pub fn claim_path(name: &str) -> Option<Vec<&str>> {
     claims.iter().all(|claim| !claim.is_empty()).then_some(claims)
 }
 
-/// True for the status codes that HTTP defines.
+/// Returns true for the status codes that HTTP defines.
 pub fn is_http_status(code: u32) -> bool {
     matches!(code,
         100..=103 | 200..=208 | 226 | 300..=305 | 307 | 308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 500..=508

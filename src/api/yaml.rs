@@ -100,7 +100,7 @@ fn marker(line: &str) -> Option<&str> {
     (ends && matches!(head, "---" | "...")).then_some(head)
 }
 
-/// True for directives such as `%YAML 1.2`, which belong to the marker that follows.
+/// Returns true for directives such as `%YAML 1.2`, which belong to the marker that follows.
 fn only_directives(text: &str) -> bool {
     let mut lines = text.lines().filter(|line| !is_blank(line)).peekable();
     lines.peek().is_some() && lines.all(|line| line.starts_with('%'))

@@ -108,12 +108,12 @@ impl Certificate {
         key::pem("CERTIFICATE", &self.der)
     }
 
-    /// True if subject and issuer are equal.
+    /// Returns true if subject and issuer are equal.
     pub fn is_self_issued(&self) -> bool {
         self.subject == self.issuer
     }
 
-    /// True if `issuer` signed it, and may have.
+    /// Returns true if `issuer` signed it, and may have.
     pub fn is_issued_by(&self, issuer: &Self) -> bool {
         if self.issuer != issuer.subject || !(issuer.is_ca || issuer.is_v1_root) {
             return false;
@@ -133,7 +133,7 @@ impl Certificate {
         )
     }
 
-    /// True if it signed this CRL, in DER, and may sign CRLs (keyUsage). Envoy refuses all peers if it may not.
+    /// Returns true if it signed this CRL, in DER, and may sign CRLs (keyUsage). Envoy refuses all peers if it may not.
     pub(super) fn has_signed_crl(&self, crl: &[u8]) -> bool {
         let (Ok((_, own)), Ok((_, crl))) = (
             X509Certificate::from_der(&self.der),
@@ -151,7 +151,7 @@ impl Certificate {
             && key::is_signed(key, &crl.signature_algorithm, &crl.signature_value, content)
     }
 
-    /// True if a time is within its validity.
+    /// Returns true if a time is within its validity.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
         self.not_before <= now && now < self.not_after
     }

@@ -238,8 +238,8 @@ impl TrustState {
     }
 }
 
-/// True if roots without trust domains apply to the own trust domain: with multi-root, or as roots of a Kubernetes
-/// signer.
+/// Returns true if roots without trust domains apply to the own trust domain: with multi-root, or as roots of a
+/// Kubernetes signer.
 fn counts_for_own(anchor: &Anchor, multi_root: bool) -> bool {
     multi_root || !anchor.signers.is_empty()
 }

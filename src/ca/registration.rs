@@ -128,7 +128,8 @@ impl RegistrationRules {
     }
 }
 
-/// True if the name is one segment of `domain/path`. A slash would let a caller select a signer outside the domain.
+/// Returns true if the name is one segment of `domain/path`. A slash would let a caller select a signer outside the
+/// domain.
 fn is_path_segment(name: &str) -> bool {
     name.len() <= 253
         && name

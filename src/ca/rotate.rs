@@ -12,7 +12,7 @@ use super::{
     certificate::{self, Certificate, Validity},
 };
 
-/// True if at most this percentage of a certificate's lifetime is left.
+/// Returns true if at most this percentage of a certificate's lifetime is left.
 /// Parity (security/pkg/pki/ca/selfsignedcarootcertrotator.go).
 pub fn is_renewal_due(certificate: &Certificate, now: SystemTime, grace_percent: u32) -> bool {
     let life = certificate.not_after.duration_since(certificate.not_before);
@@ -69,7 +69,7 @@ pub fn without_expired(authority: &Authority, now: SystemTime) -> Option<Authori
     })
 }
 
-/// True if one of these roots has the name and key of `root`, and so verifies the same certificates.
+/// Returns true if one of these roots has the name and key of `root`, and so verifies the same certificates.
 fn covers(roots: &[Certificate], root: &Certificate) -> bool {
     roots
         .iter()

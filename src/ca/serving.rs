@@ -432,7 +432,7 @@ impl IssuedCertificate {
         }
     }
 
-    /// True if the certificate need not be reissued.
+    /// Returns true if the certificate need not be reissued.
     fn is_current(&self, signer: &Arc<Authority>, names: &[SmolStr], now: SystemTime) -> bool {
         Arc::ptr_eq(&self.signer, signer)
             && self.names == names

@@ -109,7 +109,7 @@ fn ensure(holds: bool, error: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(error()) }
 }
 
-/// True for a number without a sign.
+/// Returns true for a number without a sign.
 fn is_number<T: FromStr>(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<T>().is_ok()
 }

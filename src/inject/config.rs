@@ -282,12 +282,12 @@ impl Values {
         self.text(NETWORK)
     }
 
-    /// True if containers of applications start after the proxy.
+    /// Returns true if containers of applications start after the proxy.
     pub(super) fn holds_application(&self) -> bool {
         self.is_true(HOLD)
     }
 
-    /// True if the proxy answers probes for the application.
+    /// Returns true if the proxy answers probes for the application.
     pub(super) fn rewrites_probes(&self) -> bool {
         self.is_true(REWRITE_PROBES)
     }
@@ -326,7 +326,7 @@ const NETWORK: &str = "/global/network";
 const HOLD: &str = "/global/proxy/holdApplicationUntilProxyStarts";
 const REWRITE_PROBES: &str = "/sidecarInjectorWebhook/rewriteAppHTTPProbe";
 
-/// True if a selector selects pods by their labels. An empty selector selects none.
+/// Returns true if a selector selects pods by their labels. An empty selector selects none.
 pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     let is_empty = selector.match_labels.is_empty() && selector.match_expressions.is_empty();
     !is_empty && selector.matches(labels)

@@ -84,7 +84,8 @@ pub(super) fn choice(pod: &Json) -> Option<&str> {
     pod::label(pod, INJECT).or_else(|| pod::annotation(pod, INJECT))
 }
 
-/// True if `sidecar.istio.io/inject` of a pod is neither `true` nor `false`, so that selectors and the policy decide.
+/// Returns true if `sidecar.istio.io/inject` of a pod is neither `true` nor `false`, so that selectors and the policy
+/// decide.
 pub fn has_unknown_choice(pod: &Json) -> bool {
     choice(pod).is_some_and(|choice| !matches!(choice, "" | "true" | "false"))
 }

@@ -170,7 +170,7 @@ impl Environment {
         Ok(())
     }
 
-    /// True if proxies are native sidecars, on a node if the pod names one.
+    /// Returns true if proxies are native sidecars, on a node if the pod names one.
     pub(super) fn uses_native_sidecars(&self, node: Option<&str>) -> bool {
         match self.native_sidecars {
             NativeSidecars::Enabled => true,

@@ -249,7 +249,7 @@ const DEFAULTED: &[&str] = &[
     "concurrency",
 ];
 
-/// True for a field of ProxyConfig with its default.
+/// Returns true for a field of ProxyConfig with its default.
 fn is_default(name: &str, encoded: &[u8]) -> bool {
     static DEFAULTS: LazyLock<Json> = LazyLock::new(|| to_json(&mesh_config::default_proxy_config()));
     let value = || serde_json::from_slice::<Json>(encoded).ok();

@@ -205,7 +205,7 @@ impl ObjectKind {
         }
     }
 
-    /// True if the object exists only with a patch.
+    /// Returns true if the object exists only with a patch.
     fn needs_overlay(self) -> bool {
         matches!(self, Self::HorizontalPodAutoscaler | Self::PodDisruptionBudget)
     }
@@ -241,8 +241,8 @@ pub fn parameters_name(gateway: &Json) -> Result<Option<&str>, GatewayError> {
     Err(invalid(gateway, FIELD, message))
 }
 
-/// True if the deployment of a Gateway is managed: it has no address, or one IP address. Otherwise its addresses are
-/// those of Services that others deploy. `manual` is `ENABLE_GATEWAY_API_MANUAL_DEPLOYMENT`.
+/// Returns true if the deployment of a Gateway is managed: it has no address, or one IP address. Otherwise its
+/// addresses are those of Services that others deploy. `manual` is `ENABLE_GATEWAY_API_MANUAL_DEPLOYMENT`.
 pub fn is_managed(gateway: &Json, manual: bool) -> bool {
     let addresses = gateway.pointer("/spec/addresses").and_then(Json::as_array);
     let kind = |address: &Json| {

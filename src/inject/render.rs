@@ -62,7 +62,7 @@ pub(super) fn render(request: &Request<'_>) -> Result<Rendered, InjectError> {
     Ok(Rendered { pod, template })
 }
 
-/// True if the templates add the proxy as a native sidecar.
+/// Returns true if the templates add the proxy as a native sidecar.
 fn is_native(template: &Json) -> bool {
     pod::find(pod::list(template, pod::INIT_CONTAINERS), pod::PROXY).is_some()
 }

@@ -380,7 +380,7 @@ impl<'a, 'b> Printer<'a, 'b> {
     }
 }
 
-/// True for a number that `%v` shows as an integer, without sign and exponent.
+/// Returns true for a number that `%v` shows as an integer, without sign and exponent.
 fn is_short_integer(number: f64) -> bool {
     (0.0..1e6).contains(&number) && number.is_sign_positive() && number.fract() == 0.0
 }

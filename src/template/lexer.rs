@@ -375,7 +375,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// True in front of a character that may follow a name.
+    /// Returns true in front of a character that may follow a name.
     fn at_terminator(&self) -> bool {
         match self.peek() {
             None | Some(' ' | '\t' | '\r' | '\n' | '.' | ',' | '|' | ':' | ')' | '(') => true,

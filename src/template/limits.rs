@@ -91,7 +91,7 @@ impl Failure {
 
 /// Access of templates to the world, which the caller grants. The defaults grant nothing.
 pub trait Host {
-    /// True once rendering has to end.
+    /// Returns true once rendering has to end.
     fn is_expired(&self) -> bool {
         false
     }

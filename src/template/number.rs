@@ -106,7 +106,7 @@ fn parse_hexadecimal(text: &str) -> Option<f64> {
     scaled.is_finite().then_some(scaled)
 }
 
-/// True if each underscore is between digits, or between a prefix and a digit.
+/// Returns true if each underscore is between digits, or between a prefix and a digit.
 fn underscores_fit(text: &str) -> bool {
     if !text.contains('_') {
         return true;

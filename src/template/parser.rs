@@ -28,7 +28,7 @@ pub(super) struct Definition {
 }
 
 impl Definition {
-    /// True for a template of nothing but space, which does not replace another one.
+    /// Returns true for a template of nothing but space, which does not replace another one.
     pub(super) fn is_empty(&self) -> bool {
         let is_space = |node: &Node| matches!(node, Node::Text(text) if trim(text.bytes()).is_empty());
         self.list.iter().all(is_space)

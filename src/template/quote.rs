@@ -90,7 +90,7 @@ fn push_code(out: &mut String, letter: char, digits: usize, code: u32) {
     out.extend(format!("{code:0digits$x}").chars());
 }
 
-/// True if a string can be written between back quotes on one line.
+/// Returns true if a string can be written between back quotes on one line.
 pub(super) fn can_backquote(bytes: &[u8]) -> bool {
     chars(bytes).all(|(character, length)| match character {
         char::REPLACEMENT_CHARACTER => length > 1,

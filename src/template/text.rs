@@ -270,12 +270,12 @@ class!(
     "True for characters that quoting keeps."
 );
 
-/// True for letters, digits and underscores, of which names consist.
+/// Returns true for letters, digits and underscores, of which names consist.
 pub(super) fn is_name(character: char) -> bool {
     character == '_' || is_letter(character) || is_digit(character)
 }
 
-/// True for white space.
+/// Returns true for white space.
 pub(super) fn is_space(character: char) -> bool {
     matches!(
         character,

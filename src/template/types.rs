@@ -91,7 +91,7 @@ impl Type {
         Self::Named(name.into())
     }
 
-    /// True for types whose zero value is nil.
+    /// Returns true for types whose zero value is nil.
     pub(super) fn can_be_nil(&self) -> bool {
         matches!(
             self,
@@ -99,7 +99,7 @@ impl Type {
         )
     }
 
-    /// True if a value of this type can be assigned to a variable of another.
+    /// Returns true if a value of this type can be assigned to a variable of another.
     pub(super) fn assignable_to(&self, target: &Self) -> bool {
         matches!(target, Self::Any | Self::Reflect) || self == target
     }

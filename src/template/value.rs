@@ -109,7 +109,7 @@ pub trait Object: Send + Sync {
         None
     }
 
-    /// True for a nil pointer, whose methods may be called and whose fields may not be read.
+    /// Returns true for a nil pointer, whose methods may be called and whose fields may not be read.
     fn is_nil(&self) -> bool {
         false
     }
@@ -200,12 +200,12 @@ impl List {
         &self.0.element
     }
 
-    /// True for a nil slice.
+    /// Returns true for a nil slice.
     pub fn is_nil(&self) -> bool {
         self.0.is_nil
     }
 
-    /// True if both are the same slice.
+    /// Returns true if both are the same slice.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -271,12 +271,12 @@ impl Map {
         &self.0.element
     }
 
-    /// True for a nil map.
+    /// Returns true for a nil map.
     pub fn is_nil(&self) -> bool {
         self.0.is_nil
     }
 
-    /// True if both refer to the same map.
+    /// Returns true if both refer to the same map.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -366,7 +366,7 @@ impl Value {
         }
     }
 
-    /// True for lists and maps.
+    /// Returns true for lists and maps.
     pub(super) fn is_container(&self) -> bool {
         matches!(self, Self::List(_) | Self::Map(_))
     }
@@ -440,7 +440,7 @@ impl Value {
         }
     }
 
-    /// True for nil, nil pointers, nil slices and nil maps.
+    /// Returns true for nil, nil pointers, nil slices and nil maps.
     pub(super) fn is_nil(&self) -> bool {
         match self {
             Self::Missing | Self::Nil | Self::NilPointer(_) => true,

@@ -298,12 +298,12 @@ pub fn header_text(at: &FieldPath<'_>, text: &str) {
     at.require(is_header_text(text), "has a line break or a NUL character");
 }
 
-/// True for text that Envoy accepts as a part of a header.
+/// Returns true for text that Envoy accepts as a part of a header.
 pub fn is_header_text(text: &str) -> bool {
     !text.contains(['\0', '\r', '\n'])
 }
 
-/// True for text that Envoy accepts as the name or the value of a header to add.
+/// Returns true for text that Envoy accepts as the name or the value of a header to add.
 pub fn is_header_part(text: &str) -> bool {
     text.len() <= MAX_HEADER_PART && is_header_text(text)
 }
@@ -328,7 +328,7 @@ pub fn subset_name(at: &FieldPath<'_>, name: &str) {
     }
 }
 
-/// True for the protocols of ports, in any case.
+/// Returns true for the protocols of ports, in any case.
 pub fn is_protocol(text: &str) -> bool {
     const KNOWN: [&str; 12] = [
         "GRPC",
@@ -347,14 +347,14 @@ pub fn is_protocol(text: &str) -> bool {
     KNOWN.iter().any(|known| known.eq_ignore_ascii_case(text))
 }
 
-/// True for protocols of plaintext HTTP.
+/// Returns true for protocols of plaintext HTTP.
 pub fn is_plain_http(protocol: &str) -> bool {
     ["HTTP", "HTTP2", "GRPC", "GRPC-WEB", "HTTP_PROXY"]
         .iter()
         .any(|known| known.eq_ignore_ascii_case(protocol))
 }
 
-/// True for protocols on top of TLS.
+/// Returns true for protocols on top of TLS.
 pub fn is_tls(protocol: &str) -> bool {
     ["HTTPS", "TLS"]
         .iter()

@@ -64,8 +64,8 @@ fn authorization_rule(at: &FieldPath<'_>, rule: &Rule, action: Action) {
     }
 }
 
-/// False for rules without any condition that a TCP filter chain can check. Parity with admission: `when` does not
-/// count.
+/// Returns false for rules without any condition that a TCP filter chain can check. Parity with admission: `when` does
+/// not count.
 fn names_a_connection(rule: &Rule) -> bool {
     let sources = || rule.from.iter().filter_map(|from| from.source.as_ref());
     let operations = || rule.to.iter().filter_map(|to| to.operation.as_ref());

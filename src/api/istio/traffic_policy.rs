@@ -196,7 +196,7 @@ fn not_negative(at: &FieldPath<'_>, duration: Option<&prost_types::Duration>) {
     }
 }
 
-/// True for less than a millisecond that is not negative.
+/// Returns true for less than a millisecond that is not negative.
 fn is_short(duration: &prost_types::Duration) -> bool {
     duration.seconds == 0 && (0..1_000_000).contains(&duration.nanos)
 }
@@ -314,7 +314,7 @@ fn ring_size(at: &FieldPath<'_>, size: u64) {
     at.require(size <= MAX_RING, "must be at most 8388608");
 }
 
-/// True for a prime number, and for 1, as in Envoy.
+/// Returns true for a prime number, and for 1, as in Envoy.
 fn is_prime(number: u64) -> bool {
     number >= 1
         && (2..=number)

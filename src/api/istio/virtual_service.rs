@@ -116,7 +116,7 @@ fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
     });
 }
 
-/// True if the routes apply to sidecars.
+/// Returns true if the routes apply to sidecars.
 fn includes_mesh(gateways: &[String]) -> bool {
     gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh")
 }
@@ -178,7 +178,7 @@ fn http_route(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool, gateways: &
     authority(at, route);
 }
 
-/// True if Envoy accepts the number of headers that a route adds. It adds those of its only destination too.
+/// Returns true if Envoy accepts the number of headers that a route adds. It adds those of its only destination too.
 pub fn adds_few_headers(route: &HttpRoute) -> bool {
     let count = |operations: Option<&HeaderOperations>| {
         let names = operations
@@ -214,7 +214,7 @@ fn authority(at: &FieldPath<'_>, route: &HttpRoute) {
     at.require_on_admission(set + usize::from(rewritten) < 2, "sets the authority more than once");
 }
 
-/// True for pseudo-headers and `host`, which proxies do not add.
+/// Returns true for pseudo-headers and `host`, which proxies do not add.
 fn is_internal(name: &str) -> bool {
     name.starts_with(':') || name.eq_ignore_ascii_case("host")
 }

@@ -118,13 +118,13 @@ impl Pod {
         })
     }
 
-    /// True for a ready pod with an address that has not finished and is not being deleted. Such pods own their
+    /// Returns true for a ready pod with an address that has not finished and is not being deleted. Such pods own their
     /// addresses.
     pub fn is_serving(&self) -> bool {
         self.ready && !self.terminating && !self.ips.is_empty() && !self.is_finished()
     }
 
-    /// True for a pod that has succeeded or failed.
+    /// Returns true for a pod that has succeeded or failed.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase.as_str(), "Failed" | "Succeeded")
     }

@@ -84,12 +84,12 @@ impl Service {
         errors.finish(service)
     }
 
-    /// True for `clusterIP: None`.
+    /// Returns true for `clusterIP: None`.
     pub fn is_headless(&self) -> bool {
         self.cluster_ips.first().is_some_and(|ip| ip == "None")
     }
 
-    /// True for `type: ExternalName`.
+    /// Returns true for `type: ExternalName`.
     pub fn is_external_name(&self) -> bool {
         self.service_type == "ExternalName"
     }

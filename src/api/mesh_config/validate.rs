@@ -254,7 +254,7 @@ fn extension_provider(at: &FieldPath<'_>, provider: &Extension) {
     }
 }
 
-/// True for the host of a service, which a namespace and a slash may precede.
+/// Returns true for the host of a service, which a namespace and a slash may precede.
 fn is_service(text: &str) -> bool {
     match text.split_once('/') {
         None => is_fqdn(text) || cidr::is_ip_or_zoned(text),
@@ -396,7 +396,7 @@ fn whole_seconds(at: &FieldPath<'_>, duration: &Duration) {
     at.require(duration.nanos == 0, "only whole seconds are supported");
 }
 
-/// True for `host:port`. The agent replaces variables such as `$(HOST_IP)`.
+/// Returns true for `host:port`. The agent replaces variables such as `$(HOST_IP)`.
 ///
 /// Parity (pkg/config/validation/agent/validation.go, `ValidateProxyAddress`): IPv6 addresses have brackets.
 fn is_host_and_port(text: &str) -> bool {

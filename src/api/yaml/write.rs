@@ -53,7 +53,7 @@ fn mapping(text: &mut String, entries: &Map<String, Value>, indent: usize) {
     }
 }
 
-/// True if the string can be written as a literal block: printable lines, the last one with a line break.
+/// Returns true if the string can be written as a literal block: printable lines, the last one with a line break.
 fn is_block(value: &str) -> bool {
     let is_line = |line: &str| {
         let harmless = |character: char| character == ' ' || character.is_ascii_graphic();
@@ -104,7 +104,7 @@ fn string(text: &mut String, value: &str) {
     }
 }
 
-/// True if the string needs no quotes: letters and harmless signs, beginning with a letter.
+/// Returns true if the string needs no quotes: letters and harmless signs, beginning with a letter.
 fn is_plain(value: &str) -> bool {
     let harmless = |character: char| character.is_ascii_alphanumeric() || " ._/-,()".contains(character);
     value.starts_with(|first: char| first.is_ascii_alphabetic())

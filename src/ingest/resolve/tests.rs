@@ -78,7 +78,7 @@ impl Fixture {
         self.dependencies.send_replace(Some(Arc::new(required(hosts))));
     }
 
-    /// True if a start with these hosts waits no longer.
+    /// Returns true if a start with these hosts waits no longer.
     fn is_answered(&self, hosts: &[&'static str]) -> bool {
         let dependencies = required(hosts);
         let waiting = answered(self.answered.clone(), &dependencies, START_TIMEOUT);

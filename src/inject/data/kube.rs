@@ -99,7 +99,7 @@ impl Object for Kube {
     }
 }
 
-/// True for a value that Go omits from JSON.
+/// Returns true for a value that Go omits from JSON.
 fn is_empty(context: &Context<'_>, field: &Field, value: &Value) -> bool {
     match value {
         Value::Missing | Value::Nil | Value::NilPointer(_) => true,

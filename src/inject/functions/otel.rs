@@ -33,7 +33,7 @@ pub(super) fn function() -> Function {
     )
 }
 
-/// True if a provider of OpenTelemetry follows the semantic conventions.
+/// Returns true if a provider of OpenTelemetry follows the semantic conventions.
 fn is_enabled(context: &mut Context<'_>, mesh: &Value) -> Result<bool, Failure> {
     let Value::List(providers) = call(context, mesh, "GetExtensionProviders")? else {
         return Ok(false);

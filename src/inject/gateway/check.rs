@@ -105,7 +105,7 @@ fn control_character(text: &str) -> Option<char> {
         .find(|character| character.is_control() || matches!(character, '\u{2028}' | '\u{2029}'))
 }
 
-/// True for a name of an object: a DNS subdomain (RFC 1123).
+/// Returns true for a name of an object: a DNS subdomain (RFC 1123).
 pub(super) fn is_name(name: &str) -> bool {
     let is_end = |character: char| character.is_ascii_lowercase() || character.is_ascii_digit();
     let is_label = |label: &str| {
@@ -116,8 +116,8 @@ pub(super) fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// True for a port of a ListenerSet that templates can print. Others are omitted, not refused: a tenant of another
-/// namespace must not prevent the deployment of the Gateway.
+/// Returns true for a port of a ListenerSet that templates can print. Others are omitted, not refused: a tenant of
+/// another namespace must not prevent the deployment of the Gateway.
 pub(super) fn is_port(port: &Port) -> bool {
     let is_allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '.' | '/');
     is_name(&port.name)

@@ -48,8 +48,8 @@ pub fn without_status(mut object: Json) -> Json {
 }
 
 impl GatewayObject {
-    /// True if applying the object would change nothing: the field manager owns exactly its fields, and they have its
-    /// values. `live` is the present object with its `managedFields`.
+    /// Returns true if applying the object would change nothing: the field manager owns exactly its fields, and they
+    /// have its values. `live` is the present object with its `managedFields`.
     pub fn is_current(&self, live: &Json, manager: &str) -> bool {
         let entries = live["metadata"]["managedFields"].as_array().into_iter().flatten();
         let (group, version, _) = self.kind.resource();
@@ -127,8 +127,8 @@ fn element<'a>(owned: &'a Map<String, Json>, item: &Json) -> Option<(Json, &'a M
     })
 }
 
-/// True if a set of owned fields (`fieldsV1`) has exactly the members of a value. A set without members owns the value
-/// as a whole.
+/// Returns true if a set of owned fields (`fieldsV1`) has exactly the members of a value. A set without members owns
+/// the value as a whole.
 fn owns_exactly(owned: &Map<String, Json>, desired: &Json) -> bool {
     let count = members(owned).count();
     match desired {
@@ -150,7 +150,7 @@ fn owns_exactly(owned: &Map<String, Json>, desired: &Json) -> bool {
     }
 }
 
-/// True if the present object has the values of another one. API servers add defaults and elements of lists.
+/// Returns true if the present object has the values of another one. API servers add defaults and elements of lists.
 fn has_values(owned: &Map<String, Json>, desired: &Json, live: &Json) -> bool {
     match (desired, live) {
         (Json::Object(desired), Json::Object(live)) => {
@@ -178,7 +178,7 @@ fn has_values(owned: &Map<String, Json>, desired: &Json, live: &Json) -> bool {
     }
 }
 
-/// True if an element of a list has a key. Members of the key that the element lacks have their defaults.
+/// Returns true if an element of a list has a key. Members of the key that the element lacks have their defaults.
 fn has_key(item: &Json, key: &Json) -> bool {
     match key {
         Json::Object(members) => members
@@ -188,7 +188,7 @@ fn has_key(item: &Json, key: &Json) -> bool {
     }
 }
 
-/// True for a value that Go omits.
+/// Returns true for a value that Go omits.
 fn is_zero(value: &Json) -> bool {
     match value {
         Json::Object(fields) => fields.is_empty(),

@@ -106,12 +106,12 @@ fn object(kind: &Struct, entries: &mut Map<String, Value>, form: Form) -> Result
 }
 
 impl Field {
-    /// True for structs that are not pointers; Go does not omit them.
+    /// Returns true for structs that are not pointers; Go does not omit them.
     fn is_struct(&self) -> bool {
         matches!(&self.of, Type::Struct(_) | Type::Quantity)
     }
 
-    /// True for a value that Go omits.
+    /// Returns true for a value that Go omits.
     fn is_empty(&self, value: &Value) -> bool {
         match (&self.of, value) {
             (Type::Pointer(_) | Type::Any | Type::Quantity | Type::Time, _) => false,

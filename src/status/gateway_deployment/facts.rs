@@ -134,7 +134,7 @@ fn class(mesh: &MeshSnapshot, controller: Controller) -> Option<GatewayClass> {
     })
 }
 
-/// False for a Gateway of a newer controller.
+/// Returns false for a Gateway of a newer controller.
 pub(super) fn is_ours(gateway: &Gateway) -> bool {
     let version = gateway.value["metadata"]["annotations"][CONTROLLER_VERSION].as_str();
     version.is_none_or(|version| version.parse::<i64>().is_ok_and(|version| version <= VERSION))

@@ -196,7 +196,7 @@ impl Known {
         }
     }
 
-    /// True once every watch has reported its first list.
+    /// Returns true once every watch has reported its first list.
     pub(super) fn is_complete(&self) -> bool {
         self.gateways.is_some()
             && self.parameters.is_some()

@@ -161,7 +161,7 @@ fn identical(context: &mut Context<'_>, left: &Value, right: &Value) -> Result<b
     }
 }
 
-/// True for types that Go can compare: structs without slices, maps and functions.
+/// Returns true for types that Go can compare: structs without slices, maps and functions.
 fn is_comparable(value: &Value) -> bool {
     match value {
         Value::List(_) | Value::Map(_) | Value::Function(_) => false,

@@ -272,7 +272,7 @@ impl Number {
     }
 }
 
-/// True for most values that a parameter takes as they are.
+/// Returns true for most values that a parameter takes as they are.
 fn fits(value: &Value, parameter: &Type) -> bool {
     match parameter {
         Type::Reflect => true,

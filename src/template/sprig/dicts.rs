@@ -106,7 +106,7 @@ fn insert(context: &mut Context<'_>, map: &Map, key: Text, value: &Value) -> Res
     Ok(())
 }
 
-/// True if a value contains a map.
+/// Returns true if a value contains a map.
 fn reaches(context: &mut Context<'_>, value: &Value, target: &Map, depth: usize) -> Result<bool, Failure> {
     context.step(1)?;
     let depth = context.deeper(depth)?;
