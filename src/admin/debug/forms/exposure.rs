@@ -94,12 +94,22 @@ struct Workload {
     /// SPIFFE identity; empty if unknown.
     identity: String,
     endpoints: usize,
-    /// `sidecar`, `HBONE` or `none`: what accepts mutual TLS.
-    transport: &'static str,
+    transport: Transport,
     /// The mode of mutual TLS by the port of the service.
     mutual_tls: BTreeMap<u32, &'static str>,
     /// `deny` if there is an ALLOW policy, so that other requests are denied.
     default_action: &'static str,
+}
+
+/// The acceptor of mutual TLS.
+#[derive(Debug, PartialEq, Serialize)]
+enum Transport {
+    #[serde(rename = "sidecar")]
+    Sidecar,
+    #[serde(rename = "HBONE")]
+    Hbone,
+    #[serde(rename = "none")]
+    None,
 }
 
 /// The clients that see the service.
@@ -337,7 +347,7 @@ impl View<'_> {
     /// Returns the mode of mutual TLS of a workload at a port of the service; `None` if it does not serve the port, or
     /// nothing there enforces a mode.
     fn mode(&self, group: &Group, port: &ServicePort) -> Option<&'static str> {
-        if transport(group.first) == "none" {
+        if Transport::of(group.first) == Transport::None {
             return None;
         }
         let target = group.endpoints.iter().find(|endpoint| endpoint.serves(port))?.port;
@@ -361,7 +371,7 @@ impl View<'_> {
             cluster: origin.cluster.to_string(),
             identity: origin.identity.to_string(),
             endpoints: group.size(),
-            transport: transport(group.first),
+            transport: Transport::of(group.first),
             mutual_tls: modes.collect(),
             default_action: if policies.iter().any(applies) { "deny" } else { "allow" },
         }
@@ -623,14 +633,16 @@ impl Group<'_> {
     }
 }
 
-/// Returns what accepts mutual TLS at an endpoint.
-fn transport(endpoint: &Endpoint) -> &'static str {
-    if endpoint.supports_tunnel() {
-        "HBONE"
-    } else if endpoint.origin.tls_mode == "istio" {
-        "sidecar"
-    } else {
-        "none"
+impl Transport {
+    /// Returns what accepts mutual TLS at an endpoint.
+    fn of(endpoint: &Endpoint) -> Self {
+        if endpoint.supports_tunnel() {
+            Self::Hbone
+        } else if endpoint.origin.tls_mode == "istio" {
+            Self::Sidecar
+        } else {
+            Self::None
+        }
     }
 }
 
