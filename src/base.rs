@@ -12,6 +12,7 @@ pub mod host;
 pub mod ident;
 pub mod keyed;
 pub mod message;
+pub mod pem;
 pub mod pool;
 pub mod re2;
 pub mod scratch;

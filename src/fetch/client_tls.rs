@@ -17,7 +17,7 @@ use rustls::{
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::tls::{UnverifiedServer, roots};
-use crate::base::{Sensitive, handshake::verify_signatures};
+use crate::base::{Sensitive, handshake::verify_signatures, pem::certificates};
 
 /// Settings of TLS with a server.
 #[derive(Clone, Debug, Default)]
@@ -71,7 +71,7 @@ impl ClientTls {
         let mut config = match &self.identity {
             None => builder.with_no_client_auth(),
             Some((chain, key)) => {
-                let chain = certificates(chain).map_err(ClientTlsError::Certificate)?;
+                let chain = certificates(chain).map_err(|error| ClientTlsError::Certificate(error.to_string()))?;
                 let key = PrivateKeyDer::from_pem_slice(key.reveal());
                 let key = key.map_err(|error| ClientTlsError::Key(error.to_string()))?;
                 let config = builder.with_client_auth_cert(chain, key);
@@ -87,7 +87,8 @@ impl ClientTls {
             None => roots(&[]),
             Some(pem) => {
                 let mut store = RootCertStore::empty();
-                for root in certificates(pem).map_err(ClientTlsError::Roots)? {
+                let roots = certificates(pem).map_err(|error| ClientTlsError::Roots(error.to_string()))?;
+                for root in roots {
                     store
                         .add(root)
                         .map_err(|error| ClientTlsError::Roots(error.to_string()))?;
@@ -118,16 +119,6 @@ impl ClientTls {
             provider,
             by_name,
         }))
-    }
-}
-
-/// Parses the certificates of a PEM text; at least one.
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match all {
-        Ok(all) if all.is_empty() => Err("no PEM block CERTIFICATE".to_owned()),
-        Ok(all) => Ok(all),
-        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -15,7 +15,10 @@ use rustls::{
 use smol_str::SmolStr;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::{auth::tls::ServingCertificate, base::Sensitive};
+use crate::{
+    auth::tls::ServingCertificate,
+    base::{Sensitive, pem::certificates},
+};
 
 /// Unusable PEM. Its text never contains key material.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +47,7 @@ pub fn certificate(
     roots: Bytes,
     now: SystemTime,
 ) -> Result<ServingCertificate, MaterialError> {
-    let chain = certificates(chain).map_err(MaterialError::Chain)?;
+    let chain = certificates(chain).map_err(|error| MaterialError::Chain(error.to_string()))?;
     let leaf = chain.first().expect("because certificates() returns at least one");
     let expires_at = expiry(leaf).map_err(MaterialError::Chain)?;
     if expires_at <= now {
@@ -52,7 +55,7 @@ pub fn certificate(
             time::OffsetDateTime::from(expires_at).to_string(),
         ));
     }
-    certificates(&roots).map_err(MaterialError::Roots)?;
+    certificates(&roots).map_err(|error| MaterialError::Roots(error.to_string()))?;
     let key = PrivateKeyDer::from_pem_slice(key.reveal()).map_err(|error| MaterialError::Key(error.to_string()))?;
     let key = aws_lc_rs::default_provider()
         .key_provider
@@ -65,17 +68,6 @@ pub fn certificate(
         roots,
         expires_at,
     })
-}
-
-/// Parses the certificates of a PEM text; at least one.
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<_, _>>()
-        .map_err(|error| error.to_string())?;
-    if all.is_empty() {
-        return Err("no PEM block CERTIFICATE".into());
-    }
-    Ok(all)
 }
 
 /// Returns the first certificate of a chain, if there is one.
