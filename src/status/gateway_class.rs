@@ -44,11 +44,11 @@ pub async fn run(watches: Watches, mesh: watch::Receiver<Arc<MeshSnapshot>>) {
     };
     let (watching, mut definitions) = watches.open(target, |_| ());
     let work = async {
-        while until(&mut definitions, true).await {
+        while until(&mut definitions, Definition::Exists).await {
             let snapshot = mesh.borrow().clone();
             tokio::select! {
                 () = create(&watches, &snapshot) => {}
-                goes_on = until(&mut definitions, false) => if !goes_on { return },
+                goes_on = until(&mut definitions, Definition::Missing) => if !goes_on { return },
             }
         }
     };
@@ -58,15 +58,22 @@ pub async fn run(watches: Watches, mesh: watch::Receiver<Arc<MeshSnapshot>>) {
     }
 }
 
-/// Waits until the definition exists, or not; returns false once the watch has ended.
-async fn until(definitions: &mut mpsc::Receiver<WatchEvent<()>>, wanted: bool) -> bool {
+/// The state of the CustomResourceDefinition.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Definition {
+    Exists,
+    Missing,
+}
+
+/// Waits until the definition has a state; returns false once the watch has ended.
+async fn until(definitions: &mut mpsc::Receiver<WatchEvent<()>>, wanted: Definition) -> bool {
     while let Some(event) = definitions.recv().await {
-        let exists = match event {
-            WatchEvent::Restarted(all) => !all.is_empty(),
-            WatchEvent::Applied(()) => true,
-            WatchEvent::Deleted(()) => false,
+        let state = match event {
+            WatchEvent::Restarted(all) if all.is_empty() => Definition::Missing,
+            WatchEvent::Restarted(_) | WatchEvent::Applied(()) => Definition::Exists,
+            WatchEvent::Deleted(()) => Definition::Missing,
         };
-        if exists == wanted {
+        if state == wanted {
             return true;
         }
     }
