@@ -1,4 +1,4 @@
-use std::io;
+use std::{io, sync::Mutex};
 
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::body::Frame;
@@ -584,9 +584,10 @@ async fn metadata_watches_request_partial_objects() {
 async fn other_tasks_continue_while_a_page_is_parsed() {
     let (began, mut parsing) = mpsc::channel(1);
     let (proceed, proceeds) = std::sync::mpsc::sync_channel(1);
+    let proceeds = Mutex::new(proceeds);
     let convert = move |object: Object| {
         began.try_send(()).expect("one object");
-        let proceeded = proceeds.recv_timeout(Duration::from_secs(30));
+        let proceeded = proceeds.lock().expect("one user").recv_timeout(Duration::from_secs(30));
         proceeded.expect("the other task of this thread continues");
         object
     };
