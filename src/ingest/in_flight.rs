@@ -34,8 +34,8 @@ impl<K: Ord + Clone + Send + 'static, A: Send + 'static> InFlight<K, A> {
     /// Starts a request.
     pub(super) fn insert(&mut self, key: K, answer: impl Future<Output = A> + Send + 'static) {
         let (handle, registration) = AbortHandle::new_pair();
-        let of = key.clone();
-        let answer = async move { (of, answer.await) }.boxed();
+        let answered = key.clone();
+        let answer = async move { (answered, answer.await) }.boxed();
         self.responses.push(Abortable::new(answer, registration));
         if let Some(before) = self.handles.insert(key, handle) {
             before.abort();

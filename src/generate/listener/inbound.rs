@@ -490,13 +490,13 @@ impl InboundListenerBuilder<'_> {
         self.stack.add_metadata_exchange(&mut filters);
         self.stack.add_stats(&mut filters);
         add_black_hole(&mut filters);
-        let by = FilterChainMatch {
+        let chain_match = FilterChainMatch {
             destination_port: Some(self.stack.mesh.proxy_inbound_listen_port as u32),
             ..Default::default()
         };
-        chains.needs.add(&by);
+        chains.needs.add(&chain_match);
         chains.listener.add_chain(|out| {
-            out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
+            out.message(filter_chain::FILTER_CHAIN_MATCH, &chain_match);
             out.fields(filters.fields());
             out.text(filter_chain::NAME, BLACK_HOLE_CHAIN);
         });
@@ -560,16 +560,16 @@ impl InboundListenerBuilder<'_> {
         filters: &PortFilters,
         addresses: &[CidrRange],
     ) {
-        let by = FilterChainMatch {
+        let chain_match = FilterChainMatch {
             destination_port: (port.target_port != 0).then_some(port.target_port),
             prefix_ranges: addresses.to_vec(),
             application_protocols: form.alpns.iter().map(|alpn| (*alpn).to_owned()).collect(),
             transport_protocol: form.transport.to_owned(),
             ..Default::default()
         };
-        chains.needs.add(&by);
+        chains.needs.add(&chain_match);
         chains.listener.add_chain(|out| {
-            out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
+            out.message(filter_chain::FILTER_CHAIN_MATCH, &chain_match);
             let filters = match form.inside {
                 InnerProtocol::Http => filters.http.get_or_init(|| self.http_filters(port)),
                 InnerProtocol::Tcp => filters.tcp.get_or_init(|| self.tcp_filters(port)),

@@ -71,7 +71,7 @@ pub(super) struct Effect {
 pub(super) struct Objects {
     cluster: ClusterId,
     revision: SmolStr,
-    kinds: BTreeMap<Kind, OfKind>,
+    kinds: BTreeMap<Kind, KindObjects>,
     /// True if the received bytes are kept, for the state on disk.
     keeps_bytes: bool,
     diagnostics: BTreeMap<(Kind, SmolStr), BTreeSet<Diagnostic>>,
@@ -79,7 +79,7 @@ pub(super) struct Objects {
 
 /// The objects of one kind.
 #[derive(Default)]
-struct OfKind {
+struct KindObjects {
     /// The names of each version.
     versions: BTreeMap<String, BTreeSet<SmolStr>>,
     rows: BTreeMap<SmolStr, Row>,
@@ -107,7 +107,7 @@ impl Objects {
 
     /// Returns the number of objects.
     pub(super) fn len(&self) -> usize {
-        self.kinds.values().map(|of| of.rows.len()).sum()
+        self.kinds.values().map(|objects| objects.rows.len()).sum()
     }
 
     /// Returns the present diagnostics.
@@ -125,8 +125,8 @@ impl Objects {
                 Err(problem) => effect.unusable.push(problem),
             }
         }
-        let of = self.kinds.entry(kind).or_default();
-        let mut present = of.versions.remove(&answer.type_url).unwrap_or_default();
+        let objects = self.kinds.entry(kind).or_default();
+        let mut present = objects.versions.remove(&answer.type_url).unwrap_or_default();
         let names: BTreeSet<SmolStr> = received.iter().map(|object| object.name.clone()).collect();
         let mut gone: Vec<SmolStr> = answer.removed.iter().map(SmolStr::new).collect();
         if answer.is_complete && effect.unusable.is_empty() {
@@ -152,10 +152,10 @@ impl Objects {
                 None => effect.refused += 1,
                 Some(row) => {
                     if self.keeps_bytes {
-                        of.received.insert(name.clone(), object.bytes);
+                        objects.received.insert(name.clone(), object.bytes);
                     }
-                    if of.rows.get(&name) != Some(&row) {
-                        of.rows.insert(name, row.clone());
+                    if objects.rows.get(&name) != Some(&row) {
+                        objects.rows.insert(name, row.clone());
                         upserts.push(row);
                     }
                 }
@@ -163,22 +163,22 @@ impl Objects {
         }
         for name in gone {
             present.remove(&name);
-            if of.versions.values().any(|names| names.contains(&name)) {
+            if objects.versions.values().any(|names| names.contains(&name)) {
                 continue;
             }
-            of.received.remove(&name);
+            objects.received.remove(&name);
             self.diagnostics.remove(&(kind, name.clone()));
-            if let Some(row) = of.rows.remove(&name) {
+            if let Some(row) = objects.rows.remove(&name) {
                 removed.push(row.key().clone());
             }
         }
-        of.versions.insert(answer.type_url, present);
+        objects.versions.insert(answer.type_url, present);
         effect.changes = if upserts.len() + removed.len() > FEW_ROWS {
             let source = SourceId {
                 cluster: self.cluster.clone(),
                 kind,
             };
-            vec![Change::Replace(source, of.rows.values().cloned().collect())]
+            vec![Change::Replace(source, objects.rows.values().cloned().collect())]
         } else {
             let upserts = upserts.into_iter().map(Change::Upsert);
             let removed = removed.into_iter().map(|key| Change::Remove(kind, key));
@@ -190,8 +190,8 @@ impl Objects {
     /// Returns the objects as complete responses of the preferred versions.
     pub(super) fn answers(&self) -> Vec<(Kind, Answer)> {
         let mut answers = Vec::new();
-        for (kind, of) in &self.kinds {
-            let resources = of.received.values().map(|value| Any {
+        for (kind, objects) in &self.kinds {
+            let resources = objects.received.values().map(|value| Any {
                 type_url: resource_url(),
                 value: value.clone(),
             });
@@ -210,11 +210,11 @@ impl Objects {
     /// all versions are answered without it.
     pub(super) fn begin_stream(&mut self) {
         for (kind, type_url) in requested_types() {
-            let of = self.kinds.entry(kind).or_default();
+            let objects = self.kinds.entry(kind).or_default();
             let reported = self.diagnostics.keys().filter(|(reported, _)| *reported == kind);
-            let all = of.rows.keys().chain(reported.map(|(_, name)| name));
+            let all = objects.rows.keys().chain(reported.map(|(_, name)| name));
             let all = all.cloned().collect();
-            of.versions.insert(type_url, all);
+            objects.versions.insert(type_url, all);
         }
     }
 }

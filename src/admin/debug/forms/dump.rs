@@ -60,8 +60,11 @@ impl Dump {
                 .iter()
                 .any(|name| name.eq_ignore_ascii_case(short) || *name == url)
         };
-        let types = ResourceType::ALL.iter().filter(|of| is_selected(of));
-        page(types.flat_map(|of| self.bodies(*of).map(|(_, body)| body)).collect())
+        let selected = ResourceType::ALL
+            .iter()
+            .filter(|resource_type| is_selected(resource_type));
+        let bodies = selected.flat_map(|resource_type| self.bodies(*resource_type));
+        page(bodies.map(|(_, body)| body).collect())
     }
 
     /// Returns the whole dump. That of a ztunnel is its workloads and services.

@@ -42,9 +42,9 @@ fn shards(mesh: &MeshSnapshot, key: &ServiceKey, row: &ServiceEndpoints) -> Valu
     let service = mesh.services.get(&Cx::untracked(), key);
     let registry = service.map_or("Kubernetes", |service| registry_name(service.registry));
     let mut shards: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    for of in &*row.endpoints {
-        let shard = shards.entry(format!("{registry}/{}", of.origin.cluster)).or_default();
-        shard.push(endpoint(of));
+    for listed in &*row.endpoints {
+        let shard = format!("{registry}/{}", listed.origin.cluster);
+        shards.entry(shard).or_default().push(endpoint(listed));
     }
     let accounts: BTreeSet<&SmolStr> = row.endpoints.iter().map(|endpoint| &endpoint.origin.identity).collect();
     let accounts = accounts.into_iter().filter(|identity| !identity.is_empty());

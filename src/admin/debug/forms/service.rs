@@ -21,7 +21,7 @@ use crate::{
 pub(in crate::admin::debug) fn registry(mesh: &MeshSnapshot) -> Value {
     let cx = Cx::untracked();
     let rows = mesh.services.iter(&cx);
-    list_or_null(rows.flat_map(|(_, row)| row.all()).map(|of| service(mesh, of)))
+    list_or_null(rows.flat_map(|(_, row)| row.all()).map(|member| service(mesh, member)))
 }
 
 /// Returns the service of a key; `null` if it is gone.

@@ -67,11 +67,11 @@ impl VirtualOutboundKey {
         let mut listener = EncodedListener::default();
         // Connections to the listener's own port would loop.
         listener.add_chain(|out| {
-            let by = FilterChainMatch {
+            let chain_match = FilterChainMatch {
                 destination_port: Some(port),
                 ..Default::default()
             };
-            out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
+            out.message(filter_chain::FILTER_CHAIN_MATCH, &chain_match);
             out.fields(to_itself.fields());
             out.text(filter_chain::NAME, "virtualOutbound-blackhole");
         });
