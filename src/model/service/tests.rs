@@ -551,9 +551,9 @@ fn services_of_an_entry_share_its_lists() {
     assert!(all[1].aliases.ptr_eq(&first.aliases) && first.aliases.len() == 1);
     let key = first.key.clone();
     let visibility = world.snapshot().visibility.get(&Cx::untracked(), &key).cloned();
-    let members = visibility.expect("a row").members;
+    let members = &visibility.expect("a row").members;
     assert_eq!(members.len(), 2);
-    for one in &members {
+    for one in members {
         assert!(one.export_to.ptr_eq(&first.export_to) && one.aliases.ptr_eq(&first.aliases));
     }
     // With one host left, its own row has the lists, except the aliases.
