@@ -288,7 +288,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                 Ask::Watch { .. } => self.follow(&ask).await,
             };
             let Ok(ended) = ended else { return };
-            let mut is_asked = false;
+            let mut asked = Duration::ZERO;
             let wait = match (&ask, ended) {
                 (Ask::List { .. } | Ask::Probe, Ok(())) => Duration::ZERO,
                 (Ask::Watch { .. }, Ok(())) => self.machine.ended(began.elapsed()),
@@ -310,16 +310,22 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                             return;
                         }
                     }
-                    is_asked = failure.retry_after().is_some();
+                    asked = failure.retry_after().unwrap_or_default();
                     self.machine.failed(&failure)
                 }
             };
             if !wait.is_zero() {
                 self.health.enter(WatchState::Waiting);
+                let recovered = self.health.recovered();
+                let asked = asked.min(wait);
+                if !asked.is_zero() {
+                    // The server works for others already, whose success ends only the back-off.
+                    sleep(self.second.mul_f64(asked.as_secs_f64())).await;
+                }
+                let rest = wait.saturating_sub(asked);
                 tokio::select! {
-                    () = sleep(self.second.mul_f64(wait.as_secs_f64())) => {}
-                    // A server that asks for a delay works for others already.
-                    () = self.health.recovered(), if !is_asked => {}
+                    () = sleep(self.second.mul_f64(rest.as_secs_f64())) => {}
+                    () = recovered => {}
                 }
             }
         }

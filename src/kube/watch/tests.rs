@@ -100,6 +100,13 @@ impl Fixture {
         self.next_request().await.accept_after(version)
     }
 
+    /// Completes when the watch waits before its next request.
+    async fn waits(&self) {
+        while self.health.report().state != WatchState::Waiting {
+            tokio::task::yield_now().await;
+        }
+    }
+
     async fn next_event(&mut self) -> String {
         let name = |object: &Object| object.name().to_owned();
         match self.events.recv().await.unwrap() {
@@ -401,6 +408,36 @@ async fn a_server_that_asks_for_a_delay_gets_it() {
 }
 
 #[tokio::test]
+async fn a_success_of_another_watch_ends_the_wait_after_the_asked_delay() {
+    let metrics = WatchMetrics::new(&Registry::new()).unwrap();
+    let (target, second) = (WatchTarget::all(pods()), Duration::from_millis(100));
+    let mut machine = Machine::<()>::new(target.seed());
+    let starting = Failure::Unreachable("starting".into());
+    let is_long = |_| machine.failed(&starting) >= Duration::from_secs(20);
+    let failures = (0..64).position(is_long).expect("a long delay");
+    let other = WatchHealth::new(&ClusterId::new("c"), "services", &metrics);
+    let succeed = || {
+        other.failed("refused");
+        other.enter(WatchState::Watching);
+    };
+    let mut pods = Fixture::with(target, &metrics, second);
+    for _ in 0..failures {
+        let request = pods.next_request().await;
+        request.reply(503, &json!({"code": 503, "message": "starting"}));
+        pods.waits().await;
+        succeed();
+    }
+    let request = pods.next_request().await;
+    let began = Instant::now();
+    request.busy("1");
+    pods.waits().await;
+    succeed();
+    pods.next_request().await.list("10", &["a"], "");
+    let waited = began.elapsed();
+    assert!(waited >= second && waited < second * 15, "{waited:?}");
+}
+
+#[tokio::test]
 async fn undecodable_objects_do_not_end_the_watch() {
     let mut fixture = Fixture::pods();
     let list =
@@ -512,10 +549,7 @@ async fn the_first_watch_that_succeeds_again_wakes_the_others() {
     let unavailable = json!({"code": 503, "message": "starting"});
     pods.next_request().await.reply(503, &unavailable);
     let services_request = services.next_request().await;
-    let waiting = || pods.health.report().state == WatchState::Waiting;
-    while !waiting() {
-        tokio::task::yield_now().await;
-    }
+    pods.waits().await;
     services.health.failed("refused");
     services_request.list("10", &["a"], "");
     assert_eq!(services.next_event().await, "all a");
