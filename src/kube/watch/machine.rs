@@ -11,6 +11,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(800);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// Lifetime after which the end of a stream is not a failure, even without events.
 const LIVED: Duration = Duration::from_secs(5);
+/// Number of refused probes after which a watch resumes without one.
+const REFUSED_PROBES: u32 = 4;
 
 /// Next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +62,9 @@ enum State<T> {
     },
     Watching {
         version: SmolStr,
-        /// True after an outage, from which the server may return with an older version.
-        is_doubtful: bool,
+        /// Number of refused probes since an outage, from which the server may return with an older version; `None`
+        /// without an outage.
+        refused_probes: Option<u32>,
     },
 }
 
@@ -101,7 +104,10 @@ impl<T> Machine<T> {
                 token: token.clone(),
                 limit: self.in_pages.then_some(self.page_size),
             },
-            State::Watching { is_doubtful: true, .. } => Ask::Probe,
+            State::Watching {
+                refused_probes: Some(_),
+                ..
+            } => Ask::Probe,
             State::Watching { version, .. } => Ask::Watch { after: version.clone() },
         }
     }
@@ -121,7 +127,7 @@ impl<T> Machine<T> {
         self.page_size = PAGE;
         self.state = State::Watching {
             version: page.version,
-            is_doubtful: false,
+            refused_probes: None,
         };
         Some(items)
     }
@@ -130,10 +136,14 @@ impl<T> Machine<T> {
     /// over: the server was restored from a backup. Without that, the watch would resume in another history as soon as
     /// the server has reached the old version again.
     pub(super) fn probed(&mut self, present: &str) -> bool {
-        let State::Watching { version, is_doubtful } = &mut self.state else {
+        let State::Watching {
+            version,
+            refused_probes,
+        } = &mut self.state
+        else {
             return false;
         };
-        *is_doubtful = false;
+        *refused_probes = None;
         // Versions that are not numbers have no order.
         let versions = (present.parse::<u64>(), version.parse::<u64>());
         let is_older = matches!(versions, (Ok(present), Ok(known)) if present < known);
@@ -169,8 +179,20 @@ impl<T> Machine<T> {
             failure,
             Failure::Silent | Failure::Unreachable(_) | Failure::Refused { code: 500.., .. }
         );
-        if let State::Watching { is_doubtful, .. } = &mut self.state {
-            *is_doubtful |= is_outage;
+        // Without the right to list, or the form of a probe, a watch may go on. A server that starts may refuse all.
+        let is_refusal = matches!(
+            failure,
+            Failure::Refused {
+                code: 400 | 403 | 405 | 406,
+                ..
+            }
+        );
+        if let State::Watching { refused_probes, .. } = &mut self.state {
+            *refused_probes = match *refused_probes {
+                Some(refused) if is_refusal => Some(refused + 1).filter(|refused| *refused < REFUSED_PROBES),
+                None if is_outage => Some(0),
+                probes => probes,
+            };
         }
         let asked = failure.retry_after().unwrap_or_default().min(LONGEST_WAIT);
         self.delay_after(failure).max(asked)

@@ -384,6 +384,22 @@ async fn a_watch_resumes_after_an_outage_without_a_list() {
 }
 
 #[tokio::test]
+async fn a_watch_resumes_without_an_answer_to_probes_that_are_refused() {
+    let mut fixture = Fixture::pods();
+    let stream = fixture.watching("10", &["a"]).await;
+    stream.cut().await;
+    let refusals = [503, 403, 503, 403, 406, 403];
+    for (number, code) in refusals.into_iter().enumerate() {
+        let request = fixture.next_request().await;
+        assert_eq!(request.has("limit=1"), number > 0, "{}", request.query);
+        request.reply(code, &json!({"code": code, "message": "refused"}));
+    }
+    let stream = fixture.next_request().await.accept_after("10");
+    stream.event("ADDED", "b", "12").await;
+    assert_eq!(fixture.next_event().await, "+b");
+}
+
+#[tokio::test]
 async fn a_server_that_asks_for_a_delay_gets_it() {
     let mut fixture = Fixture::pods();
     let first = fixture.next_request().await;
