@@ -134,10 +134,12 @@ pub(super) struct Writer<S> {
     written: Vec<Written>,
     /// Versions of objects whose status a write did not correct, or that the server refuses to change.
     settled: BTreeMap<StatusKey, SmolStr>,
-    /// Objects that the server refused to change, which are tried again together.
-    refused: BTreeSet<StatusKey>,
+    /// Objects that the server refused to change, with the times of the refusals. Some are tried again together.
+    refused: BTreeMap<StatusKey, Instant>,
     /// Time of that attempt.
     refused_until: Option<Instant>,
+    /// Objects of the last such attempt. If one is written, all refused objects of its kind are tried again.
+    retried: BTreeSet<StatusKey>,
     queue: Queue,
     writing: FuturesUnordered<BoxFuture<'static, WriteResult>>,
 }
@@ -162,8 +164,9 @@ impl<S: Statuses> Writer<S> {
             listed: BTreeSet::new(),
             written: Vec::new(),
             settled: BTreeMap::new(),
-            refused: BTreeSet::new(),
+            refused: BTreeMap::new(),
             refused_until: None,
+            retried: BTreeSet::new(),
             queue: Queue::default(),
             writing: FuturesUnordered::new(),
         }
@@ -393,6 +396,9 @@ impl<S: Statuses> Writer<S> {
         match result {
             Ok(value) => {
                 tracing::debug!(kind, %object, "status written");
+                if self.retried.remove(&key) {
+                    self.retry_kind(key.kind);
+                }
                 let rest = self.queue.next_rest(&key, now);
                 if rest > REST {
                     tracing::warn!(kind, %object, ?rest, "status corrected repeatedly, resting");
@@ -417,7 +423,7 @@ impl<S: Statuses> Writer<S> {
                 tracing::warn!(kind, %object, %error, "failed to write status");
                 if !self.queue.ended(&key, now) {
                     self.settle(key.clone());
-                    self.refused.insert(key);
+                    self.refused.insert(key, now);
                     self.refused_until.get_or_insert(now + REFUSED_RETRY);
                 }
             }
@@ -428,12 +434,28 @@ impl<S: Statuses> Writer<S> {
         }
     }
 
-    /// Queues objects that the server refused to change: an administrator may have granted the right, or the server
-    /// had just started and did not know the roles yet.
+    /// Queues some objects of each kind that the server refused to change, those whose refusal is the oldest: an
+    /// administrator may have granted the right, or the server had just started and did not know the roles yet. All of
+    /// them would be thousands of requests and lines in the log each time, while a role lacks the right.
     fn retry_refused(&mut self) {
-        self.refused_until = None;
-        let keys = std::mem::take(&mut self.refused);
-        self.offer(keys.into_iter().collect());
+        let refused = self.refused.iter();
+        let mut oldest: Vec<(Kind, Instant, StatusKey)> =
+            refused.map(|(key, at)| (key.kind, *at, key.clone())).collect();
+        oldest.sort_unstable();
+        let kinds = oldest.chunk_by(|(left, ..), (right, ..)| left == right);
+        let some = kinds.flat_map(|of_kind| of_kind.iter().take(REFUSED_RETRIES));
+        self.retried = some.map(|(.., key)| key.clone()).collect();
+        self.refused.retain(|key, _| !self.retried.contains(key));
+        self.refused_until = (!self.refused.is_empty()).then(|| Instant::now() + REFUSED_RETRY);
+        self.offer(self.retried.iter().cloned().collect());
+    }
+
+    /// Queues all objects of a kind that the server refused to change.
+    fn retry_kind(&mut self, kind: Kind) {
+        let refused = std::mem::take(&mut self.refused).into_iter();
+        let (of_kind, others): (BTreeMap<_, _>, BTreeMap<_, _>) = refused.partition(|(key, _)| key.kind == kind);
+        self.refused = others;
+        self.offer(of_kind.into_keys().collect());
     }
 
     /// Leaves an object alone until it, or the status that it should have, changes.
@@ -525,6 +547,8 @@ const CALM: Duration = Duration::from_mins(1);
 const MAX_RETRY: Duration = Duration::from_secs(30);
 /// Delay before writes that the server refused are tried again.
 const REFUSED_RETRY: Duration = Duration::from_mins(5);
+/// Number of writes of a kind that are tried again then, unless one of them succeeds.
+const REFUSED_RETRIES: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -567,7 +591,11 @@ mod tests {
     }
 
     fn row(version: &str) -> Row {
-        let metadata = json!({"namespace": "a", "name": "x", "resourceVersion": version});
+        named("x", version)
+    }
+
+    fn named(name: &str, version: &str) -> Row {
+        let metadata = json!({"namespace": "a", "name": name, "resourceVersion": version});
         Row::of(Object::from_value(json!({"metadata": metadata})).expect("an object"))
     }
 
@@ -585,6 +613,29 @@ mod tests {
         writer.retry_refused();
         assert!(writer.decide(&key, "now").is_some());
         assert!(writer.refused_until.is_none());
+    }
+
+    #[tokio::test]
+    async fn some_of_many_refused_statuses_are_written_again_until_one_succeeds() {
+        let mut writer = writer(Some(json!({"parents": []})));
+        let routes = resource("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes");
+        writer.open(Kind::HttpRoute, routes);
+        let count = 3 * REFUSED_RETRIES;
+        let rows = (0..count).map(|number| named(&number.to_string(), "7")).collect();
+        writer.on_event(Kind::HttpRoute, WatchEvent::Restarted(rows));
+        let keys: Vec<StatusKey> = writer.objects.keys().cloned().collect();
+        for key in &keys {
+            writer.on_written((key.clone(), Err(WriteError::Refused("no rights".to_owned()))));
+        }
+        let due = |writer: &Writer<Fixed>| keys.iter().filter(|key| writer.decide(key, "now").is_some()).count();
+        assert_eq!(due(&writer), 0);
+        writer.retry_refused();
+        assert_eq!(due(&writer), REFUSED_RETRIES);
+        assert!(writer.refused_until.is_some(), "others follow later");
+        let retried = writer.retried.first().cloned().expect("an attempt");
+        writer.on_written((retried, Ok(Value::Null)));
+        assert_eq!(due(&writer), count - 1);
+        assert!(writer.refused.is_empty());
     }
 
     #[tokio::test]
