@@ -211,6 +211,32 @@ impl Seen {
     }
 }
 
+/// Conditions that other programs have removed, and the objects whose wanted condition is the removed one.
+#[derive(Default)]
+struct Removals {
+    conditions: BTreeMap<StatusKey, Condition>,
+    restored: BTreeSet<StatusKey>,
+}
+
+impl Removals {
+    fn removed(&mut self, key: &StatusKey, condition: Condition) {
+        self.conditions.insert(key.clone(), condition);
+    }
+
+    fn wanted(&mut self, key: &StatusKey, condition: &Condition) {
+        if self.conditions.remove(key).as_ref() == Some(condition) {
+            self.restored.insert(key.clone());
+        } else {
+            self.restored.remove(key);
+        }
+    }
+
+    fn forget(&mut self, key: &StatusKey) {
+        self.conditions.remove(key);
+        self.restored.remove(key);
+    }
+}
+
 /// A report about an object, with the number of its turn.
 type News = (StatusKey, u64, ObjectReport);
 
@@ -219,6 +245,7 @@ struct Conditions {
     distribution: Arc<Distribution>,
     objects: BTreeMap<StatusKey, Seen>,
     wanted: BTreeMap<StatusKey, Condition>,
+    removals: Removals,
     /// Conditions that are not written before this time.
     progress: BTreeMap<StatusKey, (Instant, Condition)>,
     /// When the condition of an object was wanted last.
@@ -238,6 +265,7 @@ impl Conditions {
             distribution,
             objects: BTreeMap::new(),
             wanted: BTreeMap::new(),
+            removals: Removals::default(),
             progress: BTreeMap::new(),
             last: BTreeMap::new(),
             failed: BTreeSet::new(),
@@ -316,6 +344,7 @@ impl Conditions {
 
     fn want(&mut self, key: StatusKey, condition: Condition) -> StatusKey {
         self.last.insert(key.clone(), Instant::now());
+        self.removals.wanted(&key, &condition);
         self.wanted.insert(key.clone(), condition);
         key
     }
@@ -324,6 +353,7 @@ impl Conditions {
     fn forget(&mut self, key: &StatusKey) {
         self.turns.forget(key);
         self.wanted.remove(key);
+        self.removals.forget(key);
         self.progress.remove(key);
         self.failed.remove(key);
     }
@@ -348,6 +378,10 @@ impl Statuses for Conditions {
         false
     }
 
+    fn is_correction(&self, key: &StatusKey) -> bool {
+        self.removals.restored.contains(key)
+    }
+
     fn observe(&mut self, key: &StatusKey, observed: Option<&Observed>, is_first: bool) {
         let Some(observed) = observed else {
             self.forget(key);
@@ -369,7 +403,9 @@ impl Statuses for Conditions {
             }
             // Another writer has replaced the list, or the object is another one of this name.
             Some(before) if seen.condition == Present::Absent && before.condition != Present::Absent => {
-                self.wanted.remove(key);
+                if let Some(condition) = self.wanted.remove(key) {
+                    self.removals.removed(key, condition);
+                }
                 self.turns.queue(key, Rank::Other);
             }
             // The object was not known when it was followed.
@@ -413,7 +449,10 @@ impl Statuses for Conditions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::distribution::report::{Counts, ReplicaReport};
+    use crate::{
+        base::{ClusterId, ObjectKey},
+        distribution::report::{Counts, ReplicaReport},
+    };
 
     fn report(state: ObjectState, acknowledged: usize, refused: usize) -> ObjectReport {
         ObjectReport {
@@ -451,6 +490,26 @@ mod tests {
             None,
             "it belongs to another revision"
         );
+    }
+
+    #[test]
+    fn a_removed_condition_that_is_wanted_again_is_restored() {
+        let object = ObjectKey::new(&ClusterId::new("c"), "shop", "a");
+        let (kind, mut removals) = (Kind::VirtualService, Removals::default());
+        let key = StatusKey { kind, object };
+        let of = |acknowledged| Condition::of(3, &report(ObjectState::Acknowledged, acknowledged, 0)).expect("known");
+        let mut is_restored = |condition: &Condition, removed: Option<Condition>| {
+            if let Some(removed) = removed {
+                removals.removed(&key, removed);
+            }
+            removals.wanted(&key, condition);
+            removals.restored.contains(&key)
+        };
+        assert!(!is_restored(&of(4), None), "nothing was removed");
+        assert!(is_restored(&of(4), Some(of(4))));
+        assert!(!is_restored(&of(5), Some(of(4))), "more proxies have it");
+        assert!(is_restored(&of(5), Some(of(5))));
+        assert!(!is_restored(&of(5), None), "it is wanted for another reason");
     }
 
     #[test]

@@ -72,6 +72,12 @@ pub(super) trait Statuses: Send {
     /// first list of a kind, whose objects may have existed for long.
     fn observe(&mut self, _key: &StatusKey, _observed: Option<&Observed>, _is_first: bool) {}
 
+    /// Returns true if the next write of an object restores what another program has removed, and so is one of a series
+    /// of corrections.
+    fn is_correction(&self, _key: &StatusKey) -> bool {
+        false
+    }
+
     /// Waits for objects whose status may have changed for another reason than a snapshot. Loses nothing if it is
     /// cancelled.
     fn changed(&mut self) -> impl Future<Output = Vec<StatusKey>> + Send {
@@ -343,7 +349,9 @@ impl<S: Statuses> Writer<S> {
         let now = Instant::now();
         for key in keys {
             self.settled.remove(&key);
-            self.queue.renew(&key, now);
+            if !self.statuses.is_correction(&key) {
+                self.queue.renew(&key, now);
+            }
             self.queue.offer(key, now);
         }
     }
@@ -563,7 +571,10 @@ mod tests {
     };
 
     /// Statuses that all need this write, or none.
-    struct Fixed(Option<Value>);
+    struct Fixed {
+        fields: Option<Value>,
+        is_correction: bool,
+    }
 
     impl Statuses for Fixed {
         fn update(&mut self, _: &Arc<MeshSnapshot>, _: Vec<Written>) -> Vec<StatusKey> {
@@ -571,11 +582,15 @@ mod tests {
         }
 
         fn fields(&self, _: &StatusKey, _: &Observed, _: &str) -> Option<Value> {
-            self.0.clone()
+            self.fields.clone()
         }
 
         fn depend_on(&self, _: Kind) -> bool {
             false
+        }
+
+        fn is_correction(&self, _: &StatusKey) -> bool {
+            self.is_correction
         }
     }
 
@@ -587,7 +602,11 @@ mod tests {
         };
         let mesh = watch::channel(World::new(Installation::default()).snapshot()).1;
         let served = watch::channel(None).1;
-        Writer::new(watches, mesh, served, WatchedNamespaces::default(), Fixed(fields))
+        let statuses = Fixed {
+            fields,
+            is_correction: false,
+        };
+        Writer::new(watches, mesh, served, WatchedNamespaces::default(), statuses)
     }
 
     fn row(version: &str) -> Row {
@@ -636,6 +655,24 @@ mod tests {
         writer.on_written((retried, Ok(Value::Null)));
         assert_eq!(due(&writer), count - 1);
         assert!(writer.refused.is_empty());
+    }
+
+    #[tokio::test]
+    async fn corrections_do_not_end_the_rest_of_a_contested_status() {
+        let mut writer = writer(None);
+        let key = writer.key(Kind::HttpRoute, "a".into(), "x".into());
+        let now = Instant::now();
+        for _ in 0..FREE_WRITES + 4 {
+            let rest = writer.queue.next_rest(&key, now);
+            writer.queue.succeeded_resting(&key, now, rest);
+        }
+        writer.statuses.is_correction = true;
+        writer.offer(vec![key.clone()]);
+        assert_eq!(writer.queue.next_time(), Some(now + REST * 16));
+        writer.statuses.is_correction = false;
+        writer.offer(vec![key]);
+        let next = writer.queue.next_time().expect("it waits");
+        assert!(next <= Instant::now() + REST);
     }
 
     #[tokio::test]
