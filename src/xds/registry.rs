@@ -81,6 +81,8 @@ pub struct LiveConnection {
     pub protocol: Protocol,
     /// The source of its requests.
     source: Source,
+    /// The build of the client.
+    build: Build,
     /// The memory of unusually large node metadata.
     metadata: Option<Arc<Charge>>,
     /// Cancelled when it must make room for others, or is closed by an operator.
@@ -253,10 +255,12 @@ impl ConnectionRegistry {
         if new.is_empty() {
             return;
         }
-        let build = Build::of(&own.proxy.node, &own.source);
-        let others = self.connections().into_iter();
-        let others = others.filter(|other| other.source == own.source);
-        for other in others.filter(|other| Build::of(&other.proxy.node, &other.source) == build) {
+        // Thousands of identities may refuse a resource at once, and each looks for its own clients among all.
+        let connections = self.lock();
+        let others = connections.values().filter(|other| other.build == own.build);
+        let others: Vec<Arc<LiveConnection>> = others.cloned().collect();
+        drop(connections);
+        for other in others {
             let resources = new
                 .iter()
                 .map(|refusal| (refusal.resource_type, &refusal.name, Some(refusal.version)));
@@ -290,8 +294,8 @@ impl ConnectionRegistry {
         } else {
             Connection::new(new.protocol)
         };
-        let quarantine = self.quarantine.clone();
-        let quarantine = quarantine.map(|quarantine| (quarantine, Build::of(&new.proxy.node, &new.source)));
+        let build = Build::of(&new.proxy.node, &new.source);
+        let quarantine = self.quarantine.clone().map(|quarantine| (quarantine, build));
         let connection = connection.sharing(self.cache.clone()).with_quarantine(quarantine);
         let metadata = new.proxy.metadata.size_bytes().saturating_sub(USUAL_METADATA);
         let connection = Arc::new(LiveConnection {
@@ -302,6 +306,7 @@ impl ConnectionRegistry {
             subscription: new.subscription,
             protocol: new.protocol,
             source: new.source,
+            build,
             metadata: (metadata > 0).then(|| self.cache.held().charge(metadata)),
             evicted: CancellationToken::new(),
             closed: AtomicBool::new(false),
