@@ -119,6 +119,11 @@ pub fn identities(header: &str) -> Result<Vec<SmolStr>, &'static str> {
                 _ => return Err("unknown key"),
             }
         }
+        // The gateway verified the URIs, if anything, against the roots of their trust domain.
+        let is_other = |name: &String| name.starts_with(spiffe::SCHEME) && !uris.is_empty() && !uris.contains(name);
+        if common.as_ref().is_some_and(is_other) {
+            return Err("the common name is a SPIFFE id, but not the URI");
+        }
         found.extend(
             uris.into_iter()
                 .chain(names)
@@ -276,6 +281,8 @@ mod tests {
             ("Subject=\"CN=spiffe://elsewhere/ns/default/sa/reviews\"", false),
             ("DNS=elsewhere", true),
             ("URI=spiffe://c/d;DNS=spiffe://c/ns/default/sa/a", false),
+            ("Subject=\"CN=spiffe://c/ns/default/sa/a\";URI=spiffe://c/d", false),
+            ("Subject=\"CN=spiffe://c/d\";URI=spiffe://c/d", true),
         ] {
             let asked = ask(&["10.0.0.0/8"], Some("10.0.0.1:9"), Some(header));
             assert_eq!(asked.is_ok(), is_accepted, "{header}: {asked:?}");
