@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use super::{GatewayKey, GatewayPart, ServerChain, TcpBinding, TcpServer};
+use super::{GatewayKey, GatewayPart, MAX_PASSED_THROUGH, ServerChain, TcpBinding, TcpServer};
 use crate::{
     base::{
         Hostname, Namespace, ObjectKey, Shared, SmolStr, cidr,
@@ -340,12 +340,18 @@ fn targets(scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
     hosts.into_iter().map(target).collect()
 }
 
-/// Returns the services of the mesh whose hosts a server covers.
+/// Returns the services of the mesh whose hosts a server covers, in order of age. A scope has those first that are
+/// exported to its namespace alone: new ones of a tenant would use up the limit before the others.
 fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> Vec<ScopedService> {
     let covered = |key: &&ServiceKey| server.sni.iter().any(|pattern| host::subset_of(&key.hostname, pattern));
     let services = scope.services.iter().filter(covered).map(|key| scope.scoped(key));
-    let is_inside = |service: &ScopedService| ctx.scoped(service).is_some_and(|service| !service.mesh_external);
-    services.filter(is_inside).collect()
+    let inside = services.filter_map(|scoped| {
+        let service = ctx.scoped(&scoped)?;
+        (!service.mesh_external).then_some((service.creation, scoped))
+    });
+    let mut services: Vec<(i64, ScopedService)> = inside.collect();
+    services.sort_by_key(|(creation, _)| *creation);
+    services.into_iter().map(|(_, scoped)| scoped).collect()
 }
 
 #[cfg(test)]

@@ -371,6 +371,53 @@ spec:
     assert!(manager.to_string().contains("rbac.v3"));
 }
 
+/// The first services count first, and any namespace may export its own to that of a gateway.
+#[test]
+fn r21_older_services_are_passed_through_first() {
+    let service = |name: &str, day: u32, export_to: &str| {
+        format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}, namespace: two, creationTimestamp: '2024-01-0{day}T00:00:00Z'}}
+spec:
+  hosts: [{name}.example.com]
+  exportTo: [{export_to}]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{{number: 80, name: t, protocol: TCP}}]
+---"
+        )
+    };
+    let gateway = "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: g, namespace: one}
+spec:
+  selector: {istio: edge}
+  servers:
+  - {port: {number: 15443, name: t, protocol: TLS}, hosts: ['*.example.com'], tls: {mode: AUTO_PASSTHROUGH}}
+";
+    let config = [
+        service("new", 2, "edge").as_str(),
+        service("old", 1, "'*'").as_str(),
+        gateway,
+    ]
+    .concat();
+    let metadata = json!({"SERVICE_ACCOUNT": "edge", "LABELS": {"istio": "edge"}});
+    let router = fixture::client("router~10.1.0.7~edge.edge~edge.svc.cluster.local", &metadata);
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", config.as_str())];
+    let listener = Fixture::new("", &files, vec![router]).get("0.0.0.0_15443");
+    let chains = listener["filterChains"].as_array().expect("chains").iter();
+    let names: Vec<&Value> = chains
+        .map(|chain| &chain["filterChainMatch"]["serverNames"][0])
+        .collect();
+    assert_eq!(
+        names,
+        ["outbound_.80_._.old.example.com", "outbound_.80_._.new.example.com"]
+    );
+}
+
 /// The keys that the filter of every inbound chain checks tokens with.
 fn token_keys(virtual_inbound: &Value) -> Vec<String> {
     let filters = virtual_inbound["filterChains"].as_array().expect("chains").iter();
