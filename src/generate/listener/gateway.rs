@@ -76,6 +76,10 @@ const SERVERS: &str = "spec.servers";
 /// servers and services may be tens of thousands.
 const SMALL_CHAIN: usize = 32 << 10;
 
+/// The number of chains of servers with `AUTO_PASSTHROUGH` after which further servers of their namespace have none.
+/// Each server has the chains of all services, and a Gateway may have thousands of servers.
+const MAX_PASSED_THROUGH: usize = 1 << 18;
+
 /// Inputs of the selection of a gateway's listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayPart {
@@ -199,6 +203,11 @@ enum ServerChain {
         /// all namespaces declare services, and the filters of the other chains have policies.
         place: usize,
     },
+    /// A server with `AUTO_PASSTHROUGH` beyond [`MAX_PASSED_THROUGH`], which has no chains.
+    Surplus {
+        /// `namespace/name` of the Gateway.
+        gateway: SmolStr,
+    },
 }
 
 impl ServerChain {
@@ -206,7 +215,7 @@ impl ServerChain {
     fn namespace(&self) -> Option<&str> {
         let gateway = match self {
             Self::Http { .. } => return None,
-            Self::Https { gateway, .. } | Self::AutoPassthrough { gateway, .. } => gateway,
+            Self::Https { gateway, .. } | Self::AutoPassthrough { gateway, .. } | Self::Surplus { gateway } => gateway,
             Self::Tcp { server, .. } | Self::Passthrough { server, .. } => &server.gateway,
         };
         gateway.split_once('/').map(|(namespace, _)| namespace)
@@ -381,6 +390,14 @@ impl ListenerBuilder<'_> {
                         add(gateway, chain);
                     }
                 }
+                ServerChain::Surplus { gateway } => self.stack.note(
+                    output_limit::CODE,
+                    format!(
+                        "{gateway}: {SERVERS}: port {}: servers with AUTO_PASSTHROUGH before it have \
+                         {MAX_PASSED_THROUGH} filter chains",
+                        self.key.port
+                    ),
+                ),
             }
         }
     }

@@ -73,6 +73,11 @@ impl ChainCounts {
         first
     }
 
+    /// Returns true if further servers with `AUTO_PASSTHROUGH` of a namespace have no chains.
+    fn is_full(&self, namespace: &str) -> bool {
+        self.0.get(namespace).is_some_and(|count| *count >= MAX_PASSED_THROUGH)
+    }
+
     /// Counts the chain of plaintext HTTP servers for the namespace with the fewest chains: any tenant may open a port,
     /// whose other servers must not suffer from its limit. Returns the first Gateway of the namespace, and the place.
     fn shared_place<'s>(&mut self, servers: impl Iterator<Item = &'s GatewayServer>) -> (SmolStr, usize) {
@@ -240,13 +245,15 @@ impl GatewayPart {
                 }
                 match server.tls().map(ServerTlsSettings::mode) {
                     Some(TlSmode::AutoPassthrough) => {
+                        let (gateway, namespace) = (server.gateway.clone(), namespace_of(&server.gateway));
+                        if listed.auto_passthrough.is_full(namespace) {
+                            return ServerChain::Surplus { gateway };
+                        }
                         let services = reachable(ctx, scope, server);
                         let chains = self.passed_through(ctx, &services);
                         ServerChain::AutoPassthrough {
-                            gateway: server.gateway.clone(),
-                            place: listed
-                                .auto_passthrough
-                                .first_place(namespace_of(&server.gateway), chains),
+                            gateway,
+                            place: listed.auto_passthrough.first_place(namespace, chains),
                             services,
                         }
                     }
@@ -356,7 +363,37 @@ fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tests::with_part, *};
+
+    /// Each server has the chains of all services, so thousands of servers multiply them.
+    #[test]
+    fn r21_servers_beyond_the_limit_of_auto_passthrough_have_no_chains() {
+        let gateway = "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: g, namespace: one}
+spec:
+  selector: {istio: edge}
+  servers:
+  - {port: {number: 15443, name: t, protocol: TLS}, hosts: ['*'], tls: {mode: AUTO_PASSTHROUGH}}
+";
+        with_part(&[("config.yaml", gateway)], |ctx, part| {
+            let merged = part.gateways.merged(ctx);
+            let scope = ctx.tcp_scope(&part.scope);
+            let (port, servers) = merged.ports.first().expect("a port");
+            for (namespace, before, is_surplus) in [
+                ("one", MAX_PASSED_THROUGH - 1, false),
+                ("one", MAX_PASSED_THROUGH, true),
+                ("two", MAX_PASSED_THROUGH, false),
+            ] {
+                let mut listed = Listed::default();
+                listed.auto_passthrough.place(namespace, before);
+                let chains = part.tcp_server_chains(ctx, &scope, &merged, port, servers, &mut listed);
+                let is_left_out = matches!(chains[..], [ServerChain::Surplus { .. }]);
+                assert_eq!(is_left_out, is_surplus, "{namespace}: {chains:?}");
+            }
+        });
+    }
 
     #[test]
     fn places_count_all_chains_before() {

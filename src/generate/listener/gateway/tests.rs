@@ -6,6 +6,7 @@ use super::{GatewayKey, GatewayPart, ServerChain, Transport};
 use crate::{
     base::Shared,
     generate::{
+        BuildContext,
         filter::FilterProxyView,
         fixture::{client, with_context},
         proxy_class::ProxyClass,
@@ -36,6 +37,29 @@ spec:
   subsets: [{name: v1, labels: {version: v1}}, {name: v2, labels: {version: v2}}]
 ";
 
+/// Calls a function with the listeners of a router that Gateways select by `istio: edge`.
+pub(super) fn with_part<T>(files: &[(&str, &str)], read: impl FnOnce(&BuildContext, &GatewayPart) -> T) -> T {
+    let world = folder_world(Installation::default(), files);
+    let metadata = json!({"LABELS": {"istio": "edge"}});
+    let proxy = client("router~10.1.0.7~edge.edge~edge.svc.cluster.local", &metadata);
+    with_context(&world, |ctx| {
+        let class = ProxyClass::of(ctx, &proxy, &Shared::default());
+        let selected = Selected::of(ctx, &class);
+        let part = GatewayPart::of(ctx, &selected, &FilterProxyView::of(ctx, &selected));
+        read(ctx, &part)
+    })
+}
+
+fn listener(part: &GatewayPart, chain: ServerChain) -> GatewayKey {
+    GatewayKey {
+        client: part.client.clone(),
+        binds: vec!["0.0.0.0".into()],
+        port: 15443,
+        transport: Transport::Tcp,
+        chains: vec![chain],
+    }
+}
+
 /// Returns true for each chain of the services that leads to its cluster, and the notes, if the first chain has this
 /// place and the filters of each take 48 KiB.
 fn served(place: usize) -> (Vec<bool>, Vec<String>) {
@@ -44,8 +68,6 @@ fn served(place: usize) -> (Vec<bool>, Vec<String>) {
         "x".repeat(48 << 10)
     );
     let files = [("mesh.yaml", mesh.as_str()), ("kube.yaml", SERVICES)];
-    let world = folder_world(Installation::default(), &files);
-    let proxy = client("router~10.1.0.7~edge.edge~edge.svc.cluster.local", &json!({}));
     let services = ["a", "b"].map(|name| ScopedService {
         key: ServiceKey {
             hostname: format!("{name}.default.svc.cluster.local").into(),
@@ -53,22 +75,13 @@ fn served(place: usize) -> (Vec<bool>, Vec<String>) {
         },
         merged: None,
     });
-    with_context(&world, |ctx| {
-        let class = ProxyClass::of(ctx, &proxy, &Shared::default());
-        let selected = Selected::of(ctx, &class);
-        let part = GatewayPart::of(ctx, &selected, &FilterProxyView::of(ctx, &selected));
-        let key = GatewayKey {
-            client: part.client.clone(),
-            binds: vec!["0.0.0.0".into()],
-            port: 15443,
-            transport: Transport::Tcp,
-            chains: vec![ServerChain::AutoPassthrough {
-                gateway: "edge/g".into(),
-                services: services.to_vec(),
-                place,
-            }],
+    with_part(&files, |ctx, part| {
+        let chain = ServerChain::AutoPassthrough {
+            gateway: "edge/g".into(),
+            services: services.to_vec(),
+            place,
         };
-        let built = key.build(ctx);
+        let built = listener(part, chain).build(ctx);
         let listener = any_to_json(&built.resource.expect("a listener").any());
         let chains = listener["filterChains"].as_array().expect("chains");
         assert_eq!(chains.len(), part.passed_through(ctx, &services));
@@ -76,6 +89,19 @@ fn served(place: usize) -> (Vec<bool>, Vec<String>) {
         let notes = built.notes.iter().map(|note| note.detail.to_string());
         (chains.iter().map(is_served).collect(), notes.collect())
     })
+}
+
+#[test]
+fn servers_without_chains_are_noted() {
+    let chain = ServerChain::Surplus {
+        gateway: "edge/g".into(),
+    };
+    let built = with_part(&[], |ctx, part| listener(part, chain).build(ctx));
+    assert!(built.resource.is_none());
+    let notes: Vec<&str> = built.notes.iter().map(|note| note.detail.as_str()).collect();
+    let expected =
+        "edge/g: spec.servers: port 15443: servers with AUTO_PASSTHROUGH before it have 262144 filter chains";
+    assert_eq!(notes, [expected]);
 }
 
 #[test]
