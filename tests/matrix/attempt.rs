@@ -8,7 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use serde_json::json;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::{Code, Status};
+use tonic::{Code, Status, TimeoutExpired};
 use tonic_prost::ProstCodec;
 
 use super::fixture::{self, CLUSTER, Caller, Fixture, LISTENER, node};
@@ -30,7 +30,9 @@ pub(super) enum Failure {
 impl From<Status> for Failure {
     fn from(status: Status) -> Failure {
         let text = format!("{:?}: {}", status.code(), status.message());
-        if status.code() == Code::DeadlineExceeded {
+        // The timeout of a call (`Request::set_timeout`) has another code.
+        let is_over = status.code() == Code::Cancelled && status.message() == TimeoutExpired(()).to_string();
+        if is_over || status.code() == Code::DeadlineExceeded {
             Failure::Unanswered(text)
         } else {
             Failure::Refused(text)
