@@ -68,12 +68,13 @@ test: ## format check, lints, unit and integration tests; prints the time of eac
 	@printf '\n'; cat $(STEPS); printf '%-8s %-6s %5d s\n' total '' "$$(($$(date +%s) - $$(< $(STEPS).begun)))"
 
 # The parts of `test` that run at the same time: while components are fetched, a core is free. Cargo uses all cores
-# (MAKEFLAGS would make it share those of make).
+# (MAKEFLAGS would make it share those of make). `--all-targets` would also compile the tests of libraries and binaries
+# that have none, such as a second copy of the generated messages.
 .PHONY: test-tools test-build
 test-tools:
 	$(call step,tools,$(MAKE) --no-print-directory --jobs=1 tools)
 test-build:
-	$(call step,build,MAKEFLAGS= $(CARGO_TEST) --workspace --all-targets --no-run)
+	$(call step,build,MAKEFLAGS= $(CARGO_TEST) --workspace --tests --bench benches --no-run)
 
 graph: ## prints the import graph of the modules, bottom up by level, with cycles if there are any
 	@$(CARGO_TEST) --quiet --test integration -- --graph
