@@ -5,9 +5,13 @@
 //!
 //! Note: fields must be written in the order in which prost encodes them. The bytes of a resource then do not depend on
 //! how it was encoded. In debug builds each [`Encoded`] message, and each resource, is compared with prost's encoding.
+//!
+//! Note: prost's decoders are generic over the buffer, and those of Envoy's messages are large. The generators always
+//! decode [`Bytes`], so that each decoder is compiled once.
 
 use std::{any::type_name, cell::RefCell, collections::BTreeSet, fmt, marker::PhantomData};
 
+use bytes::Bytes;
 use prost::{Message, encoding};
 use prost_types::Struct;
 
@@ -46,7 +50,7 @@ impl<M: MessageFields> Encoded<M> {
 
     /// Decodes the message.
     pub fn decode(&self) -> M {
-        M::decode(self.bytes.as_slice()).expect("because the encoder wrote it")
+        M::decode(Bytes::copy_from_slice(&self.bytes)).expect("because the encoder wrote it")
     }
 }
 
@@ -146,7 +150,8 @@ fn is_canonical<M: Message + Default>(bytes: &[u8]) -> bool {
         if canonical.contains(&message) {
             return true;
         }
-        let equal = M::decode(bytes).is_ok_and(|message| message.encode_to_vec() == bytes);
+        let decoded = M::decode(Bytes::copy_from_slice(bytes));
+        let equal = decoded.is_ok_and(|message| message.encode_to_vec() == bytes);
         if equal {
             if canonical.len() == KEPT {
                 canonical.clear();

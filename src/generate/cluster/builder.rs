@@ -3,6 +3,7 @@
 
 use std::{borrow::Cow, sync::LazyLock};
 
+use bytes::Bytes;
 use prost::Message;
 use prost_types::Struct;
 use smol_str::SmolStr;
@@ -73,7 +74,8 @@ impl EncodedCluster {
     pub(super) fn into_message(self) -> Cluster {
         let mut cluster = *self.cluster;
         for piece in &self.pieces {
-            let merged = cluster.merge(piece.as_bytes());
+            let mut fields = Bytes::copy_from_slice(piece.as_bytes());
+            let merged = cluster.merge(&mut fields);
             merged.expect("because the encoder wrote it");
         }
         cluster
@@ -271,7 +273,8 @@ impl ClusterBuilder {
     /// Moves the transport socket matches into the message, for callers that change them.
     pub(super) fn sockets_in_message(&mut self) -> &mut Cluster {
         let sockets = std::mem::take(&mut self.sockets);
-        let merged = self.cluster.merge(sockets.as_bytes());
+        let mut fields = Bytes::copy_from_slice(sockets.as_bytes());
+        let merged = self.cluster.merge(&mut fields);
         merged.expect("because the encoder wrote it");
         &mut self.cluster
     }

@@ -6,6 +6,7 @@
 //! value leaves the existing wrapper; a packed message without content changes only the type name. A `Duration` is the
 //! exception: it is replaced as a whole.
 
+use bytes::Bytes;
 use prost::{Message, Name, encoding};
 use prost_reflect::{DynamicMessage, FieldDescriptor, ReflectMessage, Value};
 
@@ -48,8 +49,8 @@ pub fn merge<M: Message + Name + Default + Clone>(base: &M, patch: &DynamicMessa
 /// If the patch has another type.
 pub fn merge_into<M: Message + Name + Default>(base: &mut M, patch: &DynamicMessage) -> Result<(), MergeError> {
     expect_type(&M::full_name(), patch.descriptor().full_name())?;
-    base.merge(encode(patch).as_slice())
-        .map_err(|_| MergeError::Broken(M::full_name()))
+    let mut fields = Bytes::from(encode(patch));
+    base.merge(&mut fields).map_err(|_| MergeError::Broken(M::full_name()))
 }
 
 /// Merges two packed messages of one type.
@@ -60,8 +61,9 @@ pub fn merge_any(base: &Any, patch: &Any) -> Result<Any, MergeError> {
     let mut merged = unpack(base)?;
     let patch = unpack(patch)?;
     expect_type(merged.descriptor().full_name(), patch.descriptor().full_name())?;
+    let mut fields = Bytes::from(encode(&patch));
     merged
-        .merge(encode(&patch).as_slice())
+        .merge(&mut fields)
         .map_err(|_| MergeError::Broken(base.type_name().to_owned()))?;
     Ok(Any {
         type_url: base.type_url.clone(),
@@ -75,7 +77,7 @@ pub fn merge_any(base: &Any, patch: &Any) -> Result<Any, MergeError> {
 /// If it has another type.
 pub fn read<M: Message + Name + Default>(patch: &DynamicMessage) -> Result<M, MergeError> {
     expect_type(&M::full_name(), patch.descriptor().full_name())?;
-    M::decode(patch.encode_to_vec().as_slice()).map_err(|_| MergeError::Broken(M::full_name()))
+    M::decode(Bytes::from(patch.encode_to_vec())).map_err(|_| MergeError::Broken(M::full_name()))
 }
 
 /// Decodes a packed message of any type with a descriptor.
