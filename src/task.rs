@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use prometheus::{IntCounterVec, Opts};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
@@ -17,6 +17,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Starts tasks and waits for them. Cheap to clone.
+///
+/// Tasks run in boxes, so that all have one type: the runtime's code for a type of task has dozens of functions, and
+/// there are more than a hundred tasks.
 #[derive(Clone, Debug)]
 pub struct Tasks {
     tracker: TaskTracker,
@@ -38,16 +41,30 @@ impl Default for Tasks {
 impl Tasks {
     /// Starts a task. A panic in it ends the task alone, and is logged and counted with its name.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_boxed(name, Box::pin(task));
+    }
+
+    /// [`Self::spawn`] of a task in a box.
+    pub fn spawn_boxed(&self, name: &'static str, task: BoxFuture<'static, ()>) {
         self.tracker.spawn(self.guarded(name, task));
     }
 
     /// [`Self::spawn`] on another runtime, which lives as long as this one.
     pub fn spawn_on(&self, runtime: &Handle, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_boxed_on(runtime, name, Box::pin(task));
+    }
+
+    /// [`Self::spawn_on`] of a task in a box.
+    pub fn spawn_boxed_on(&self, runtime: &Handle, name: &'static str, task: BoxFuture<'static, ()>) {
         self.tracker.spawn_on(self.guarded(name, task), runtime);
     }
 
     /// Starts a task that is cancelled at shutdown.
     pub fn spawn_until_shutdown(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_boxed_until_shutdown(name, Box::pin(task));
+    }
+
+    fn spawn_boxed_until_shutdown(&self, name: &'static str, task: BoxFuture<'static, ()>) {
         let shutdown = self.shutdown.clone();
         self.spawn(name, async move {
             tokio::select! {

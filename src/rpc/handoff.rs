@@ -8,7 +8,6 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,6 +15,7 @@ use std::{
     task::Poll,
 };
 
+use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 
 use crate::task::Tasks;
@@ -45,14 +45,17 @@ impl RuntimeHandoff {
 
     /// Spawns a task of the connection.
     pub(super) fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_boxed(name, Box::pin(task));
+    }
+
+    fn spawn_boxed(&self, name: &'static str, mut task: BoxFuture<'static, ()>) {
         let Some(stream_runtime) = self.stream_runtime.clone() else {
-            return self.tasks.spawn(name, task);
+            return self.tasks.spawn_boxed(name, task);
         };
         if self.moved.load(Ordering::Acquire) {
-            return self.tasks.spawn_on(&stream_runtime, name, task);
+            return self.tasks.spawn_boxed_on(&stream_runtime, name, task);
         }
         let handoff = self.clone();
-        let mut task: Pin<Box<_>> = Box::pin(task);
         self.tasks.spawn(name, async move {
             let ended = poll_fn(|cx| match task.as_mut().poll(cx) {
                 Poll::Ready(()) => Poll::Ready(true),
@@ -61,7 +64,7 @@ impl RuntimeHandoff {
             });
             if !ended.await {
                 // A new task is polled at once, so no wake-up is lost.
-                handoff.tasks.spawn_on(&stream_runtime, name, task);
+                handoff.tasks.spawn_boxed_on(&stream_runtime, name, task);
             }
         });
     }
