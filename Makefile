@@ -12,16 +12,16 @@ HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC_RUSTFLAGS := -C target-feature=+crt-static
 
 # Clippy, which is the compiler with more lints, compiles the tests, so that everything is parsed and checked once, not
-# twice. Warnings are errors: `-Dwarnings` is that of `cargo clippy -- -D warnings`, and the last variable is that of
-# Cargo from version 1.97 on.
+# twice; the library, which its tests contain, is compiled without its lints (.ci/rustc). Warnings are errors:
+# `-Dwarnings` is that of `cargo clippy -- -D warnings`, and the last variable is that of Cargo from version 1.97 on.
 #
 # The passes of LLVM, for the crates of the workspace, inline small functions, of which generic code consists, and remove
 # what is superfluous then. The unit tests need 56 instead of 88 CPU-seconds, and their compilation 313 instead of 277;
 # with `opt-level = 1` it needs over 860.
-LLVM_PASSES := function(sroa,early-cse,simplifycfg),cgscc(inline),$\
+export LLVM_PASSES := function(sroa,early-cse,simplifycfg),cgscc(inline),$\
   function(sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,simplifycfg),globaldce
 export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__-Cpasses=$(LLVM_PASSES)__CLIPPY_HACKERY__
-CARGO_TEST := RUSTC_WORKSPACE_WRAPPER=clippy-driver CARGO_BUILD_WARNINGS=deny cargo test --locked
+CARGO_TEST := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.ci/rustc CARGO_BUILD_WARNINGS=deny cargo test --locked
 
 ENVOY_VERSION := 1.40.0
 # Its modules are pinned in tests/kubernetes/go.mod, with Helm.

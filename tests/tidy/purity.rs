@@ -1,5 +1,5 @@
 //! Purity of the lower layers: no runtime, clock, environment, files or randomness. Results of pure code can be shared
-//! between proxies, recomputed for comparison and tested without a clock.
+//! between proxies, recomputed for comparison and tested without a clock. And the same code in tests.
 
 use libtest_mimic::{Failed, Trial};
 
@@ -65,6 +65,7 @@ pub(super) fn trials() -> Vec<Trial> {
             pure_layers_have_no_side_effects,
         ),
         Trial::test("tidy::purity::generation_is_ordered", generation_is_ordered),
+        Trial::test("tidy::purity::tests_have_all_code", tests_have_all_code),
     ]
 }
 
@@ -100,4 +101,17 @@ fn generation_is_ordered() -> Result<(), Failed> {
         }
     }
     verdict("src/generate uses ordered collections only", breaches)
+}
+
+/// Clippy checks the code of the library in its tests only (`.ci/rustc`).
+fn tests_have_all_code() -> Result<(), Failed> {
+    let mut breaches = Vec::new();
+    for source in sources() {
+        let conditions = source.words("not").filter(|position| {
+            let condition = source.code[*position..].lines().next().unwrap_or_default();
+            condition.starts_with("not(") && condition.contains("test")
+        });
+        breaches.extend(conditions.map(|position| source.place(position)));
+    }
+    verdict("no code of src is left out of tests", breaches)
 }
