@@ -68,7 +68,8 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 /// again.
 pub(crate) fn go_run() -> Command {
     let mut command = Command::new("go");
-    command.env("GOGC", "400").args(["run", "-gcflags=all=-dwarf=false"]);
+    command.envs([("CGO_ENABLED", "0"), ("GOGC", "400")]);
+    command.args(["run", "-gcflags=all=-dwarf=false"]);
     command
 }
 
