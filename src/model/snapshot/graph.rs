@@ -4,6 +4,8 @@
 
 mod source;
 
+use std::fmt::Debug;
+
 use smol_str::SmolStr;
 
 use super::MeshSnapshot;
@@ -115,12 +117,13 @@ macro_rules! graph {
             /// Returns the keys of every table and index, in the order of updates.
             pub fn relations(&self) -> Vec<RelationKeys> {
                 let mut relations = self.inputs.relations();
-                relations.extend([$(RelationKeys {
+                let cx = Cx::untracked();
+                $(relations.push(RelationKeys {
                     name: stringify!($name),
                     id: Relation::$name.id(),
                     source: source_name!($source),
-                    keys: self.$name.keys(&Cx::untracked()).map(|key| format!("{key:?}")).collect(),
-                },)*]);
+                    keys: texts(&mut self.$name.keys(&cx).map(|key| key as &dyn Debug)),
+                });)*
                 relations
             }
 
@@ -276,6 +279,11 @@ macro_rules! candidates {
     ($graph:ident, $inputs:ident, $mesh:ident, ($table:ident)) => {
         changed_keys($graph.$table.writer())
     };
+}
+
+/// Returns keys as text. Not generic, since the tables have a hundred types.
+fn texts(keys: &mut dyn Iterator<Item = &dyn Debug>) -> Vec<String> {
+    keys.map(|key| format!("{key:?}")).collect()
 }
 
 /// Derives the output of an object.
