@@ -429,6 +429,11 @@ fn length_delimited(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u
     // Most messages are short: their length takes one byte.
     out.push(0);
     write(out);
+    write_length(out, at);
+}
+
+/// Writes the length of what follows a byte into this byte, and into further ones if it needs them.
+fn write_length(out: &mut Vec<u8>, at: usize) {
     let length = out.len() - at - 1;
     if let Some(short) = u8::try_from(length).ok().filter(|short| *short < 0x80) {
         out[at] = short;
