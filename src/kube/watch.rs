@@ -21,7 +21,7 @@ use http::{Response, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 use tokio::{
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
     time::{Instant, sleep, timeout},
 };
 
@@ -54,6 +54,9 @@ const MAX_LINE_BYTES: usize = 32 << 20;
 const MAX_PAGE_BYTES: usize = 64 << 20;
 /// Largest list without pages.
 const MAX_LIST_BYTES: usize = 512 << 20;
+
+/// Turns for parsing pages, which take a thread each: hundreds of watches may list after an outage.
+static PARSING: Semaphore = Semaphore::const_new(2);
 
 /// Target of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -359,10 +362,12 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             }
         };
         // A page of pods has megabytes. All watches may list at the same time, on the threads that serve proxies.
+        let turn = PARSING.acquire().await;
         let page = match task::aside(|| page::page(&bytes, &mut object)) {
             Ok(page) => page,
             Err(error) => return Ok(Err(Failure::Unreachable(format!("cannot read list: {error}")))),
         };
+        drop(turn);
         drop(bytes);
         let version = page.version.clone();
         if let Some(all) = self.machine.page(page) {
