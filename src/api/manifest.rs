@@ -97,9 +97,6 @@ fn metadata(meta: &Meta) -> Map<String, Value> {
     if meta.resource_version != "1" {
         set("resourceVersion", meta.resource_version.as_str().into());
     }
-    if meta.generation != 0 {
-        set("generation", meta.generation.into());
-    }
     fields
 }
 
