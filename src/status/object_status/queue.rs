@@ -18,8 +18,10 @@ pub(in crate::status) struct Queue {
     times: [BTreeSet<(Instant, StatusKey)>; RANKS],
     /// Objects that are being written; true if they changed since.
     writing: BTreeMap<StatusKey, bool>,
-    /// Earliest times of further writes.
+    /// Earliest times of further writes. Some have passed.
     rests: BTreeMap<StatusKey, Instant>,
+    /// The number of rests at which those that have ended are removed.
+    full: usize,
     /// Length of the series of writes that brought an object to the same state, and the end of the rest after the last.
     repeated: BTreeMap<StatusKey, (u32, Instant)>,
     /// Failures since the last success.
@@ -28,6 +30,8 @@ pub(in crate::status) struct Queue {
 
 /// Number of ranks.
 const RANKS: usize = 3;
+/// The number of rests below which none are removed because they have ended.
+const FEW_RESTS: usize = 64;
 
 /// Returns the rank of a kind. Of writes that are due, the lowest rank comes first: many objects depend on it.
 fn rank(kind: Kind) -> usize {
@@ -84,8 +88,12 @@ impl Queue {
 
     /// Marks the success of a write, after which the object rests for this time.
     pub(in crate::status) fn succeeded_resting(&mut self, key: &StatusKey, now: Instant, rest: Duration) -> bool {
-        self.rests.retain(|_, rest| *rest > now);
         self.rests.insert(key.clone(), now + rest);
+        // Not after each write, which would read the rests of all objects each time.
+        if self.rests.len() > self.full.max(FEW_RESTS) {
+            self.rests.retain(|_, rest| *rest > now);
+            self.full = 2 * self.rests.len();
+        }
         self.ended(key, now)
     }
 
@@ -214,6 +222,23 @@ mod tests {
             now += 2 * CALM;
             assert_eq!(queue.next_rest(&route, now), REST);
         }
+    }
+
+    #[test]
+    fn ended_rests_are_removed_together() {
+        let (start, mut queue) = (Instant::now(), Queue::default());
+        let write = |queue: &mut Queue, number: usize, now: Instant| {
+            queue.succeeded(&key(Kind::HttpRoute, &format!("r{number}")), now);
+            queue.rests.len()
+        };
+        for number in 0..1000 {
+            assert_eq!(write(&mut queue, number, start), number + 1, "all rest");
+        }
+        let later = start + 2 * REST;
+        let removals = (1000..10_000).filter(|number| write(&mut queue, *number, later + REST * (*number as u32)) == 1);
+        let removals = removals.count();
+        assert!((1..200).contains(&removals), "{removals}");
+        assert!(queue.rests.len() <= FEW_RESTS);
     }
 
     #[test]
