@@ -26,7 +26,7 @@ use crate::{
     api::{Kind, access_review::Subject},
     base::Shared,
     generate::{
-        RequestedResources, ResourceSnapshot,
+        Proxy, RequestedResources, ResourceSnapshot,
         store::{self, ConfigStore, ConnectionId, StoreUpdate},
     },
     model::{Batch, Change, MeshSnapshot, World},
@@ -337,12 +337,14 @@ impl PushLoop {
     /// Applies an event of a proxy, together with all that wait behind it.
     fn apply_proxy_events(&mut self, first: ProxyEvent, observer: &impl Observer) {
         let mut proxy_events = store::ProxyEvents::default();
+        // By id, because thousands may leave in the events in which they have joined.
+        let mut joined = BTreeMap::new();
         let mut next = Some(first);
         while let Some(event) = next {
             match event {
                 ProxyEvent::Join { id, proxy, sender } => {
                     self.senders.insert(id, sender);
-                    proxy_events.connected.push((id, proxy));
+                    joined.insert(id, proxy);
                 }
                 ProxyEvent::Request { id, latest } => {
                     let requested = latest.take();
@@ -350,10 +352,15 @@ impl PushLoop {
                         .requested
                         .extend(requested.map(|requested| (id, requested)));
                 }
-                ProxyEvent::Leave(id) => self.leave(id, &mut proxy_events),
+                ProxyEvent::Leave(id) => {
+                    if self.leave(id, &mut joined) {
+                        proxy_events.disconnected.push(id);
+                    }
+                }
             }
             next = self.proxy_events.try_recv().ok();
         }
+        proxy_events.connected = joined.into_iter().collect();
         self.turns.defer(&mut proxy_events.connected);
         let requested = &mut proxy_events.requested;
         let early = requested.extract_if(.., |(id, _)| self.turns.is_waiting_for(*id));
@@ -361,17 +368,15 @@ impl PushLoop {
         self.apply(proxy_events, observer);
     }
 
-    /// Removes a proxy, which may have joined in the same events, or wait for its turn.
-    fn leave(&mut self, id: ConnectionId, events: &mut store::ProxyEvents) {
+    /// Removes a proxy, which may have joined in the same events, or wait for its turn. Returns true if it is in the
+    /// store.
+    fn leave(&mut self, id: ConnectionId, joined: &mut BTreeMap<ConnectionId, Arc<Proxy>>) -> bool {
         self.senders.remove(&id);
         if self.turns.remove(id) {
             self.early_requests.remove(&id);
-            return;
+            return false;
         }
-        match events.connected.iter().position(|(connected, _)| *connected == id) {
-            Some(index) => drop(events.connected.swap_remove(index)),
-            None => events.disconnected.push(id),
-        }
+        joined.remove(&id).is_none()
     }
 
     /// Generates the first configurations of proxies.
@@ -619,7 +624,7 @@ mod tests {
     use crate::{
         base::{ClusterId, ObjectKey},
         environment,
-        generate::{Proxy, fixture},
+        generate::fixture,
         model::{Installation, fixture as model},
     };
 
@@ -658,6 +663,23 @@ mod tests {
         assert!(matches!(run.next().await, Event::Changes(_)));
         run.precedence.record_others(Duration::ZERO);
         assert!(matches!(run.next().await, Event::Proxy(_)), "nothing else waits");
+    }
+
+    #[tokio::test]
+    async fn proxies_that_leave_at_once_do_not_reach_the_store() {
+        let (push, mut run) = push_loop();
+        let mut connections: Vec<_> = (0..5).map(|_| push.groups.join(sidecar())).collect();
+        let known = |run: &PushLoop| -> BTreeSet<u64> { run.store.proxies().map(|(id, ..)| id.0).collect() };
+        let ids: Vec<u64> = connections.iter().map(|connection| connection.id.0).collect();
+        drop((connections.remove(3), connections.remove(0)));
+        let event = run.next().await;
+        run.handle(event, &NoMetrics);
+        assert_eq!(known(&run), BTreeSet::from([ids[1], ids[2], ids[4]]));
+        assert_eq!(run.senders.len(), 3);
+        drop(connections.remove(1));
+        let event = run.next().await;
+        run.handle(event, &NoMetrics);
+        assert_eq!(known(&run), BTreeSet::from([ids[1], ids[4]]));
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@
 //! queueing).
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
     time::Duration,
 };
@@ -30,7 +30,9 @@ pub(super) type Connected = Vec<(ConnectionId, Arc<Proxy>)>;
 #[derive(Default)]
 pub(super) struct NamespaceTurns {
     slow: BTreeMap<Namespace, Cost>,
-    waiting: BTreeMap<Namespace, Connected>,
+    waiting: BTreeMap<Namespace, BTreeMap<ConnectionId, Arc<Proxy>>>,
+    /// Namespaces of the waiting proxies.
+    namespaces: BTreeMap<ConnectionId, Namespace>,
     /// The time that the namespace of the last turn had used before that turn.
     served: Duration,
     /// The time that others have used since the last turn.
@@ -62,7 +64,8 @@ impl NamespaceTurns {
             {
                 cost.used = cost.used.max(self.served);
             }
-            self.waiting.entry(namespace).or_default().push((id, proxy));
+            self.namespaces.insert(id, namespace.clone());
+            self.waiting.entry(namespace).or_default().insert(id, proxy);
         }
     }
 
@@ -84,7 +87,11 @@ impl NamespaceTurns {
         let next = self.waiting.remove(&namespace);
         self.is_turn = next.is_some();
         self.served = self.served.max(self.cost(&namespace).used);
-        next
+        let next = next?;
+        for id in next.keys() {
+            self.namespaces.remove(id);
+        }
+        Some(next.into_iter().collect())
     }
 
     fn next_namespace(&self) -> Option<Namespace> {
@@ -98,20 +105,21 @@ impl NamespaceTurns {
 
     /// Returns true if the proxy waits for the turn of its namespace.
     pub(super) fn is_waiting_for(&self, id: ConnectionId) -> bool {
-        let mut waiting = self.waiting.values().flatten();
-        waiting.any(|(waiting, _)| *waiting == id)
+        self.namespaces.contains_key(&id)
     }
 
     /// Removes a waiting proxy that has disconnected. Returns false if it does not wait.
     pub(super) fn remove(&mut self, id: ConnectionId) -> bool {
-        let mut removed = false;
-        self.waiting.retain(|_, connected| {
-            let before = connected.len();
-            connected.retain(|(waiting, _)| *waiting != id);
-            removed |= connected.len() < before;
-            !connected.is_empty()
-        });
-        removed
+        let Some(namespace) = self.namespaces.remove(&id) else {
+            return false;
+        };
+        if let Entry::Occupied(mut connected) = self.waiting.entry(namespace) {
+            connected.get_mut().remove(&id);
+            if connected.get().is_empty() {
+                connected.remove();
+            }
+        }
+        true
     }
 
     /// Records how long a batch took.
@@ -183,6 +191,7 @@ mod tests {
         assert_eq!(turns.next().as_ref().map(ids), Some(vec![2]));
         assert!(turns.remove(ConnectionId(4)) && !turns.remove(ConnectionId(4)));
         assert!(!turns.is_waiting() && turns.next().is_none());
+        assert!(turns.namespaces.is_empty());
     }
 
     #[test]
