@@ -51,6 +51,8 @@ pub struct PushReport {
     pub events: usize,
     /// The number of changed objects by kind, after merging.
     pub kinds: BTreeMap<Kind, usize>,
+    /// The changed keys of the model's tables.
+    pub changes: ChangeSet,
     /// The wait of the oldest change before the commit.
     pub waited: Duration,
     /// The duration of the commit.
@@ -399,7 +401,6 @@ impl PushLoop {
         let namespaces = connected.map(|(_, proxy)| proxy.node.namespace.clone()).collect();
         self.regenerate(
             &mesh,
-            &ChangeSet::default(),
             proxy_events,
             Timeline {
                 started,
@@ -407,6 +408,7 @@ impl PushLoop {
                 since: None,
                 events: 0,
                 kinds: BTreeMap::new(),
+                changes: ChangeSet::default(),
                 objects: Vec::new(),
                 is_partial: false,
                 panics: Vec::new(),
@@ -468,13 +470,14 @@ impl PushLoop {
             since: Some(since),
             events,
             kinds,
+            changes: commit.changes,
             objects,
             is_partial,
             panics: commit.panics,
         };
         let (mesh, none) = (commit.snapshot, store::ProxyEvents::default());
         self.committed.send_replace(mesh.clone());
-        self.regenerate(&mesh, &commit.changes, none, timeline, observer);
+        self.regenerate(&mesh, none, timeline, observer);
         let took = (self.clock)().saturating_duration_since(started);
         // The objects of whole sources may be of any namespace.
         let namespaces = if is_whole_source { BTreeSet::new() } else { namespaces };
@@ -488,13 +491,12 @@ impl PushLoop {
     fn regenerate(
         &mut self,
         mesh: &Arc<MeshSnapshot>,
-        changes: &ChangeSet,
         proxy_events: store::ProxyEvents,
         timeline: Timeline,
         observer: &impl Observer,
     ) {
         let first = proxy_events.connected.len();
-        let update = self.store.update(mesh, changes, proxy_events, &Parallel);
+        let update = self.store.update(mesh, &timeline.changes, proxy_events, &Parallel);
         if update.subjects_changed {
             self.subjects.send_replace(self.store.subjects().clone());
         }
@@ -531,6 +533,7 @@ impl PushLoop {
             mesh: mesh.clone(),
             events: timeline.events,
             kinds: timeline.kinds,
+            changes: timeline.changes,
             waited,
             committed: timeline.committed,
             worked: (self.clock)().saturating_duration_since(timeline.started),
@@ -594,6 +597,7 @@ struct Timeline {
     since: Option<Instant>,
     events: usize,
     kinds: BTreeMap<Kind, usize>,
+    changes: ChangeSet,
     objects: Vec<ChangedObject>,
     is_partial: bool,
     panics: Vec<String>,

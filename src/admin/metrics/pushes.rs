@@ -18,7 +18,7 @@ use crate::{
         delivery::DeliveryObserver,
         push_loop::{Observer, PushReport},
     },
-    table::Cx,
+    table::{ChangeSet, Cx, ReadKey},
 };
 
 /// Metrics of the push path.
@@ -53,13 +53,18 @@ const SEARCH_REST: u32 = 20;
 #[derive(Default)]
 struct LoggedFindings {
     findings: BTreeSet<Diagnostic>,
+    /// What the last search has read.
+    reads: Box<[ReadKey]>,
+    /// True if nothing of that has changed since.
+    is_current: bool,
     earliest: Option<Instant>,
 }
 
 impl LoggedFindings {
-    /// Returns true if a search may begin.
-    fn is_due(&self, now: Instant) -> bool {
-        self.earliest.is_none_or(|earliest| now >= earliest)
+    /// Takes the changes of a push. Returns true if a search may have another result than the last one, and may begin.
+    fn is_due(&mut self, changes: &ChangeSet, now: Instant) -> bool {
+        self.is_current &= !changes.touches(&self.reads);
+        !self.is_current && self.earliest.is_none_or(|earliest| now >= earliest)
     }
 
     /// Records the duration of a search that has ended.
@@ -170,30 +175,26 @@ pub fn delivery_observer(registry: &Registry) -> Result<DeliveryObserver, promet
 }
 
 impl PushMetrics {
-    /// Logs dangling references and exceeded limits, once while each exists. Endpoints cannot change them. After a long
-    /// search, those of a push may be found only after a later one.
+    /// Logs dangling references and exceeded limits, once while each exists. After a long search, those of a push may
+    /// be found only after a later one.
     fn log_findings(&self, push: &PushReport) {
-        if push
-            .kinds
-            .keys()
-            .all(|kind| matches!(kind, Kind::EndpointSlice | Kind::Pod | Kind::Node))
-        {
-            return;
-        }
         let started = environment::now();
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if !logged.is_due(started) {
+        if !logged.is_due(&push.changes, started) {
             return;
         }
-        let mut found = reference::missing(&Cx::untracked(), &push.mesh);
+        let cx = Cx::recording();
+        let mut found = reference::missing(&cx, &push.mesh);
         self.missing.set(found.len() as i64);
-        let exceeded = output_limit::exceeded(&Cx::untracked(), &push.mesh);
+        let exceeded = output_limit::exceeded(&cx, &push.mesh);
         self.oversized.set(exceeded.len() as i64);
         found.extend(exceeded);
         for finding in found.difference(&logged.findings) {
             tracing::error!(code = %finding.code, "{finding}");
         }
         logged.findings = found;
+        logged.reads = cx.into_reads();
+        logged.is_current = true;
         let now = environment::now();
         logged.searched(now, now.saturating_duration_since(started));
     }
@@ -350,17 +351,77 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::model::{Installation, World};
+    use crate::model::{Change, Installation, World, fixture};
+
+    /// Returns the report of a push without changes.
+    fn empty_push() -> PushReport {
+        PushReport {
+            mesh: World::new(Installation::default()).snapshot(),
+            events: 0,
+            kinds: BTreeMap::new(),
+            changes: ChangeSet::default(),
+            waited: Duration::ZERO,
+            committed: Duration::ZERO,
+            worked: Duration::ZERO,
+            built: 0,
+            groups: 0,
+            first: 0,
+            panics: Vec::new(),
+            held: StoreSize::default(),
+            model_reads: 0,
+        }
+    }
 
     #[test]
     fn r21_long_searches_for_findings_are_rare() {
-        let now = environment::now();
+        let (now, unchanged) = (environment::now(), ChangeSet::default());
         let mut logged = LoggedFindings::default();
         logged.searched(now, SHORT_SEARCH);
-        assert!(logged.is_due(now));
+        assert!(logged.is_due(&unchanged, now));
         logged.searched(now, 2 * SHORT_SEARCH);
-        assert!(!logged.is_due(now + SHORT_SEARCH));
-        assert!(logged.is_due(now + 2 * SEARCH_REST * SHORT_SEARCH));
+        assert!(!logged.is_due(&unchanged, now + SHORT_SEARCH));
+        assert!(logged.is_due(&unchanged, now + 2 * SEARCH_REST * SHORT_SEARCH));
+    }
+
+    #[test]
+    fn findings_are_searched_after_changes_that_concern_them() {
+        const NO_SEARCH: i64 = -1;
+        let metrics = PushMetrics::new(&Registry::new()).expect("no name is taken");
+        let mut world = World::new(Installation::default());
+        let mut missing_after = |object: &str| {
+            let rows = fixture::folder(&Installation::default(), &[("config.yaml", object)]);
+            let commit = world.commit(rows.into_iter().map(Change::Upsert).collect());
+            assert!(!commit.changes.is_empty());
+            metrics.missing.set(NO_SEARCH);
+            metrics.pushed(&PushReport {
+                mesh: commit.snapshot,
+                events: 1,
+                changes: commit.changes,
+                ..empty_push()
+            });
+            metrics.missing.get()
+        };
+        let route = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: v, namespace: shop}
+spec: {hosts: [web.test], http: [{route: [{destination: {host: gone.test}}]}]}
+";
+        assert_eq!(missing_after(route), 1);
+        let policy = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: p, namespace: shop}
+spec: {}
+";
+        assert_eq!(missing_after(policy), NO_SEARCH);
+        let service = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: gone, namespace: shop}
+spec: {hosts: [gone.test], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}
+";
+        assert_eq!(missing_after(service), 0);
     }
 
     #[test]
@@ -368,21 +429,16 @@ mod tests {
         let metrics = PushMetrics::new(&Registry::new()).expect("no name is taken");
         let push = |kinds: &[(Kind, usize)]| {
             metrics.pushed(&PushReport {
-                mesh: World::new(Installation::default()).snapshot(),
                 events: 1,
                 kinds: kinds.iter().copied().collect(),
                 waited: Duration::from_secs(2),
                 committed: Duration::from_secs(1),
                 worked: Duration::from_secs(3),
-                built: 0,
-                groups: 0,
-                first: 0,
-                panics: Vec::new(),
                 held: StoreSize {
                     connections: 10,
                     ..StoreSize::default()
                 },
-                model_reads: 0,
+                ..empty_push()
             });
         };
         push(&[(Kind::EndpointSlice, 2)]);
@@ -411,18 +467,9 @@ mod tests {
         let registry = Registry::new();
         let metrics = PushMetrics::new(&registry).expect("no name is taken");
         let push = |held: StoreSize, model_reads| PushReport {
-            mesh: World::new(Installation::default()).snapshot(),
-            events: 0,
-            kinds: BTreeMap::new(),
-            waited: Duration::ZERO,
-            committed: Duration::ZERO,
-            worked: Duration::ZERO,
-            built: 0,
-            groups: 0,
-            first: 0,
-            panics: Vec::new(),
             held,
             model_reads,
+            ..empty_push()
         };
         let held = StoreSize {
             connections: 2000,
