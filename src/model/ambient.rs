@@ -20,9 +20,9 @@ use std::net::IpAddr;
 use smol_str::SmolStr;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{MeshSnapshot, inputs::InputWriters, network, policy::root_namespace};
+use super::{MeshSnapshot, policy::root_namespace};
 use crate::{
-    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey},
+    base::{ClusterId, Labels, Namespace, NetworkId},
     proto::istio::workload::NetworkAddress,
     table::Cx,
 };
@@ -35,22 +35,15 @@ pub fn shard(name: &str) -> u8 {
     u8::try_from(xxh3_64(name.as_bytes()) % u64::from(SHARDS)).expect("because there are fewer shards than 256")
 }
 
-/// Returns the clusters whose network may have changed.
-pub fn network_candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<ClusterId> {
-    let changed = inputs.namespaces.changes().iter().map(|(key, ..)| key);
-    let system = changed.filter(|key| key.name == mesh.installation.namespace.as_str());
-    let clusters = system.map(|key| key.cluster.clone());
-    clusters
-        .filter(|cluster| mesh.installation.is_ambient(cluster))
-        .collect()
-}
-
 /// Derives the network of a cluster: the label of its system namespace.
 ///
 /// Parity (pilot/pkg/serviceregistry/ambient/networks.go): neither meshNetworks nor labels of pods and nodes matter.
 pub fn network_of_cluster(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId) -> Option<NetworkId> {
-    let system = ObjectKey::new(cluster, "", SmolStr::new(mesh.installation.namespace.as_str()));
-    network::label(&mesh.namespaces.get(cx, &system)?.meta.labels)
+    if !mesh.installation.is_ambient(cluster) {
+        return None;
+    }
+    let network = mesh.system_networks.get(cx, cluster)?;
+    Some(NetworkId::clone(network))
 }
 
 /// Returns the network of a cluster; empty if unknown.

@@ -12,7 +12,7 @@ use std::{
 use ipnet::IpNet;
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, output_limit, service::kube as registry};
+use super::{MeshSnapshot, inputs::InputWriters, output_limit, service::kube as registry};
 use crate::{
     api::{Diagnostic, FieldError, Kind, Severity, kube, label::NETWORK, resolved_host::ResolvedHost},
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr},
@@ -151,19 +151,28 @@ pub fn label(labels: &Labels) -> Option<NetworkId> {
     label.map(|network| NetworkId::from(network.clone()))
 }
 
+/// Returns the clusters whose system namespaces have changed.
+pub fn system_candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<ClusterId> {
+    let changed = inputs.namespaces.changes().iter().map(|(key, ..)| key);
+    let system = changed.filter(|key| key.name == mesh.installation.namespace.as_str());
+    system.map(|key| key.cluster.clone()).collect()
+}
+
+/// Derives the network in the label of a cluster's system namespace. All workloads without a label of their own depend
+/// on it, so other changes of the Namespace must leave the row as it is.
+pub fn of_system_namespace(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId) -> Option<NetworkId> {
+    let system = ObjectKey::new(cluster, "", SmolStr::new(mesh.installation.namespace.as_str()));
+    label(&mesh.namespaces.get(cx, &system)?.meta.labels)
+}
+
 /// Returns the network of an endpoint: its label, or else that of its cluster's system namespace, or else the network
 /// of the cluster in meshNetworks, or else the network whose range contains the address.
 pub fn of_endpoint(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId, labels: &Labels, address: &str) -> NetworkId {
     if let Some(network) = label(labels) {
         return network;
     }
-    let system = ObjectKey::new(cluster, "", SmolStr::new(mesh.installation.namespace.as_str()));
-    if let Some(network) = mesh
-        .namespaces
-        .get(cx, &system)
-        .and_then(|system| label(&system.meta.labels))
-    {
-        return network;
+    if let Some(network) = mesh.system_networks.get(cx, cluster) {
+        return NetworkId::clone(network);
     }
     let Some(networks) = mesh.mesh_networks.get(cx, &mesh.installation.mesh_config_key()) else {
         return NetworkId::default();

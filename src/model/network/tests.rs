@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     api::hidden_gateway::HiddenGateway,
-    model::{MeshSnapshot, fixture, installation::Installation},
+    model::{Change, MeshSnapshot, World, fixture, installation::Installation},
 };
 
 /// Returns the snapshot of a mesh folder.
@@ -321,6 +321,29 @@ metadata: {name: istio-system, labels: {topology.istio.io/network: system}}
     assert_eq!(of("c1", "", "10.1.0.1"), "wide");
     assert_eq!(of("c1", "", "11.1.0.1"), "");
     assert_eq!(of("c1", "", "host.name"), "");
+}
+
+#[test]
+fn only_the_network_of_a_system_namespace_concerns_endpoints() {
+    let namespace = |labels: &str| {
+        let text =
+            format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: istio-system, labels: {{{labels}}}}}}}");
+        let rows = fixture::folder(&Installation::default(), &[("kube.yaml", &text)]);
+        rows.into_iter().map(Change::Upsert).collect::<Vec<_>>()
+    };
+    let mut world = World::new(Installation::default());
+    world.commit(namespace("topology.istio.io/network: n1"));
+    let cx = Cx::recording();
+    let mesh = world.snapshot();
+    let network = of_endpoint(&cx, &mesh, &fixture::CLUSTER, &Labels::new(), "10.0.0.1");
+    assert_eq!(network.as_str(), "n1");
+    let reads = cx.into_reads();
+    let changes = world
+        .commit(namespace("topology.istio.io/network: n1, team: a"))
+        .changes;
+    assert!(!changes.is_empty() && !changes.touches(&reads));
+    let changes = world.commit(namespace("topology.istio.io/network: n2")).changes;
+    assert!(changes.touches(&reads));
 }
 
 proptest! {

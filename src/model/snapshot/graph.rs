@@ -440,6 +440,9 @@ graph! {
     /// EnvoyFilters by the objects that they refer to.
     index envoy_filters_by_target (PolicyTarget, ObjectKey, Config<networking::EnvoyFilter>)
         from (inputs.envoy_filters) = policy::targets;
+    /// Networks of clusters by the labels of their system namespaces.
+    table system_networks (ClusterId, NetworkId)
+        from (with |_, inputs, mesh| network::system_candidates(mesh, inputs)) = network::of_system_namespace;
     /// Pods and WorkloadEntries in one form.
     table workloads (WorkloadKey, Workload)
         from (with |_, inputs, _| workload::candidates(inputs)) = workload::workload;
@@ -611,8 +614,7 @@ graph! {
     index raw_rules_by_label (SmolStr, ObjectKey, Config<networking::DestinationRule>)
         from (raw_destination_rules) = per_replica::label_entries;
     /// Networks of clusters for ztunnels.
-    table cluster_networks (ClusterId, NetworkId)
-        from (with |_, inputs, mesh| ambient::network_candidates(mesh, inputs)) = ambient::network_of_cluster;
+    table cluster_networks (ClusterId, NetworkId) from (system_networks) = ambient::network_of_cluster;
     /// Gateways that are waypoints.
     table waypoints (ObjectKey, Waypoint) from (inputs.kube_gateways) = waypoint::waypoint;
     /// Waypoint of each service that has one.
