@@ -10,7 +10,8 @@ use smol_str::SmolStr;
 
 use super::{ingress_namespace, selector_value};
 use crate::{
-    base::{Namespace, ObjectKey},
+    api::kube::Pod,
+    base::{ClusterId, Namespace, ObjectKey},
     model::{
         MeshSnapshot,
         gateway_api::status::{Revisions, is_own},
@@ -123,15 +124,21 @@ fn of_service(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, name: &str) -
     addresses.cloned().collect()
 }
 
+/// Emits the index key of a running pod that may belong to the ingress gateway.
+pub fn gateway_pod(key: &ObjectKey, pod: &Pod, emit: &mut dyn FnMut((ClusterId, Namespace, SmolStr))) {
+    let label = pod.meta.labels.get("istio").filter(|_| pod.phase == "Running");
+    if let Some(label) = label {
+        emit((key.cluster.clone(), key.namespace.clone(), label.clone()));
+    }
+}
+
 /// Returns the external addresses of the first node with a running pod of the gateway, each once. Pods of a removed
 /// node are listed as running for minutes.
 fn of_node(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Vec<SmolStr> {
     let cluster = &mesh.installation.cluster;
-    let selector = selector_value(mesh.mesh_config(cx));
-    let mut pods = mesh.pods.iter(cx).filter(|(key, pod)| {
-        let is_selected = pod.meta.labels.get("istio").is_some_and(|value| value == selector);
-        key.cluster == *cluster && key.namespace == *namespace && pod.phase == "Running" && is_selected
-    });
+    let selector = SmolStr::new(selector_value(mesh.mesh_config(cx)));
+    let gateway = (cluster.clone(), namespace.clone(), selector);
+    let mut pods = mesh.ingress_gateway_pods.get(cx, &gateway);
     let node = pods.find_map(|(_, pod)| {
         let node = ObjectKey::new(cluster, "", pod.node_name.clone());
         mesh.nodes.get(cx, &node)

@@ -152,6 +152,35 @@ fn a_pod_without_a_node_has_no_addresses_to_report() {
 }
 
 #[test]
+fn only_pods_of_the_gateway_concern_the_addresses_of_nodes() {
+    let pod = |name: &str, label: &str, phase: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\n\
+             metadata: {{name: {name}, namespace: istio-system, labels: {{istio: {label}}}}}\n\
+             spec: {{nodeName: n}}\nstatus: {{phase: {phase}}}\n"
+        );
+        let rows = fixture::folder(&Installation::default(), &[("kube.yaml", &text)]);
+        let pods = rows.into_iter().filter(|row| row.kind() == Kind::Pod);
+        pods.map(Change::Upsert).collect::<Vec<_>>()
+    };
+    let files = [("mesh.yaml", "ingressService: ''\n")];
+    let mut world = fixture::folder_world(Installation::default(), &files);
+    world.commit(vec![Change::Upsert(ingress("app", "web", &["a.example"]))]);
+    let cx = Cx::recording();
+    addresses(&cx, &world.snapshot());
+    let reads = cx.into_reads();
+    for other in [
+        pod("a", "egressgateway", "Running"),
+        pod("b", "ingressgateway", "Pending"),
+    ] {
+        let changes = world.commit(other).changes;
+        assert!(!changes.is_empty() && !changes.touches(&reads));
+    }
+    let changes = world.commit(pod("b", "ingressgateway", "Running")).changes;
+    assert!(changes.touches(&reads));
+}
+
+#[test]
 fn all_addresses_of_a_service_are_reported() {
     let service = "apiVersion: v1\nkind: Service\nmetadata: {name: gateway, namespace: istio-system}\n\
                    spec: {type: LoadBalancer, externalIPs: [2.2.2.2, 1.1.1.1], ports: [{port: 80}]}\n\

@@ -365,6 +365,9 @@ graph! {
     /// Pods by (cluster, address).
     index pods_by_address ((ClusterId, SmolStr), ObjectKey, api::kube::Pod)
         from (inputs.pods) = |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
+    /// Running pods with the label of an ingress gateway, by cluster, namespace and the label's value.
+    index ingress_gateway_pods ((ClusterId, Namespace, SmolStr), ObjectKey, api::kube::Pod)
+        from (inputs.pods) = ingress::status::gateway_pod;
     /// Pods that have not failed, by their nodes and service accounts.
     index pods_by_node_account (api::kube::pod::NodeAccount, ObjectKey, api::kube::Pod)
         from (inputs.pods) = |key, pod, emit| pod.node_account(key).into_iter().for_each(emit);
