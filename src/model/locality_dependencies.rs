@@ -33,59 +33,68 @@ pub struct LocalityDependencies {
     pub labels: BTreeSet<SmolStr>,
 }
 
-/// Emits the index key of a service whose endpoints depend on the client's location without a DestinationRule.
-pub fn service_entry(_key: &ServiceKey, service: &Service, emit: &mut dyn FnMut(())) {
-    let depends = |one: &Service| one.node_local || one.traffic_distribution != TrafficDistribution::Any;
-    if service.all().any(depends) {
-        emit(());
-    }
+/// A location attribute of clients that endpoints may depend on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LocationAttribute {
+    /// The node.
+    Node,
+    /// The locality.
+    Locality,
+    /// A label that a failover priority compares.
+    Label(SmolStr),
 }
 
-/// Emits the index key of rules by which endpoints may depend on the client's location.
-pub fn rule_entry(_key: &RuleKey, row: &HostRules, emit: &mut dyn FnMut(())) {
-    if policies(row).any(|part| part.outlier.is_some() || part.setting().is_some()) {
-        emit(());
-    }
-}
-
-/// Derives the location attributes that the mesh uses.
-pub fn dependencies(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<LocalityDependencies> {
-    let mut needs = LocalityDependencies::default();
-    let mesh_setting = mesh.mesh_config(cx).locality_lb_setting.as_ref();
-    let rows = mesh.locality_services.get(cx, &());
-    for service in rows.flat_map(|(_, row)| row.all()) {
-        needs.node |= service.node_local;
-        let labels: &[&[&str]] = match service.traffic_distribution {
+/// Emits the attributes that the endpoints of a service depend on without a DestinationRule.
+pub fn of_service(_key: &ServiceKey, service: &Service, emit: &mut dyn FnMut(LocationAttribute)) {
+    for one in service.all() {
+        if one.node_local {
+            emit(LocationAttribute::Node);
+        }
+        let labels: &[&[&str]] = match one.traffic_distribution {
             TrafficDistribution::Any => &[],
             TrafficDistribution::PreferSameZone => &[ZONE_LABELS],
             TrafficDistribution::PreferSameNode => &[ZONE_LABELS, NODE_LABELS],
         };
-        needs
-            .labels
-            .extend(labels.iter().copied().flatten().copied().map(SmolStr::new));
+        for label in labels.iter().copied().flatten() {
+            emit(LocationAttribute::Label(SmolStr::new(label)));
+        }
     }
-    for (_, row) in mesh.locality_rules.get(cx, &()) {
-        needs.locality = true;
-        policies(row)
-            .filter_map(|part| part.setting())
-            .for_each(|setting| needs.add(setting));
+}
+
+/// Emits the attributes that endpoints may depend on by the rules for a host.
+pub fn of_rules(_key: &RuleKey, row: &HostRules, emit: &mut dyn FnMut(LocationAttribute)) {
+    if policies(row).any(|part| part.outlier.is_some() || part.setting().is_some()) {
+        emit(LocationAttribute::Locality);
     }
-    if let Some(setting) = mesh_setting {
+    for label in policies(row).filter_map(|part| part.setting()).flat_map(labels) {
+        emit(LocationAttribute::Label(label));
+    }
+}
+
+/// Derives the location attributes that the mesh uses. They are evaluated again when an attribute gets its first use or
+/// loses its last one, and not after every change of a service or rule that uses one.
+pub fn dependencies(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<LocalityDependencies> {
+    let mut needs = LocalityDependencies::default();
+    let (services, rules) = (mesh.service_locations.keys(cx), mesh.rule_locations.keys(cx));
+    for attribute in services.chain(rules) {
+        match attribute {
+            LocationAttribute::Node => needs.node = true,
+            LocationAttribute::Locality => needs.locality = true,
+            LocationAttribute::Label(label) => _ = needs.labels.insert(label.clone()),
+        }
+    }
+    if let Some(setting) = mesh.mesh_config(cx).locality_lb_setting.as_ref() {
         needs.locality |= !setting.distribute.is_empty();
-        needs.add(setting);
+        needs.labels.extend(labels(setting));
     }
     needs.locality |= !needs.labels.is_empty();
     Some(needs)
 }
 
-impl LocalityDependencies {
-    fn add(&mut self, setting: &LocalityLoadBalancerSetting) {
-        let keys = setting
-            .failover_priority
-            .iter()
-            .map(|label| label.split('=').next().unwrap_or_default());
-        self.labels.extend(keys.map(SmolStr::new));
-    }
+/// Returns the labels that the failover priority of a setting compares.
+fn labels(setting: &LocalityLoadBalancerSetting) -> impl Iterator<Item = SmolStr> {
+    let priority = setting.failover_priority.iter();
+    priority.map(|label| SmolStr::new(label.split('=').next().unwrap_or_default()))
 }
 
 /// Locality settings of a policy.
@@ -123,4 +132,49 @@ fn policies(row: &HostRules) -> impl Iterator<Item = Part<'_>> {
         });
         std::iter::once(general).chain(ports)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Change, Installation, World, fixture};
+
+    fn rule(name: &str, policy: &str) -> Vec<Change> {
+        let text = format!(
+            "{{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {{name: {name}}}, \
+             spec: {{host: {name}.test, trafficPolicy: {{{policy}}}}}}}"
+        );
+        let rows = fixture::folder(&Installation::default(), &[("rules.yaml", &text)]);
+        rows.into_iter().map(Change::Upsert).collect()
+    }
+
+    #[test]
+    fn rules_concern_the_dependencies_by_the_attributes_that_they_use() {
+        let mut world = World::new(Installation::default());
+        let evaluate = |world: &World| {
+            let cx = Cx::recording();
+            let found = dependencies(&cx, &world.snapshot(), &()).expect("there is always one");
+            (found, cx.into_reads())
+        };
+        world.commit(rule("a", "outlierDetection: {consecutive5xxErrors: 1}"));
+        let (found, reads) = evaluate(&world);
+        assert!(found.locality && !found.node && found.labels.is_empty());
+        for other in [
+            rule("a", "outlierDetection: {consecutive5xxErrors: 2}"),
+            rule("b", "outlierDetection: {consecutive5xxErrors: 3}"),
+        ] {
+            let changes = world.commit(other).changes;
+            assert!(!changes.is_empty() && !changes.touches(&reads));
+        }
+        let failover = "loadBalancer: {localityLbSetting: {failoverPriority: [team=a, rack]}}";
+        let changes = world.commit(rule("b", failover)).changes;
+        assert!(changes.touches(&reads));
+        let (found, reads) = evaluate(&world);
+        let labels: Vec<&str> = found.labels.iter().map(SmolStr::as_str).collect();
+        assert_eq!(labels, ["rack", "team"]);
+        let changes = world.commit(rule("b", "tls: {mode: DISABLE}")).changes;
+        assert!(changes.touches(&reads));
+        let (found, _) = evaluate(&world);
+        assert!(found.locality && found.labels.is_empty());
+    }
 }

@@ -40,7 +40,7 @@ use crate::model::{
     },
     ingress::{self, ServedIngress},
     inputs::{InputTables, InputWriters, RelationKeys},
-    locality_dependencies::{self, LocalityDependencies},
+    locality_dependencies::{self, LocalityDependencies, LocationAttribute},
     network::{self, Networks},
     output_limit::{self, Demand, DemandKey, RefusedObjects},
     per_replica::{self, PerReplicaInputs},
@@ -830,10 +830,12 @@ graph! {
     /// Merged rules by namespace and the client labels in their selectors.
     index rules_by_selector_label ((Namespace, SmolStr), RuleKey, HostRules)
         from (destination_rules) = destination_rule::selector_labels;
-    /// Rules by which endpoints may depend on the client's location.
-    index locality_rules ((), RuleKey, HostRules) from (destination_rules) = locality_dependencies::rule_entry;
-    /// Services whose endpoints depend on the client's location.
-    index locality_services ((), ServiceKey, Service) from (services) = locality_dependencies::service_entry;
+    /// Location attributes of clients that rules may use.
+    distinct rule_locations (LocationAttribute, RuleKey, HostRules)
+        from (destination_rules) = locality_dependencies::of_rules;
+    /// Location attributes of clients that services use.
+    distinct service_locations (LocationAttribute, ServiceKey, Service)
+        from (services) = locality_dependencies::of_service;
     /// Location attributes that endpoints depend on.
     table locality_dependencies ((), LocalityDependencies) from (once) = locality_dependencies::dependencies;
     /// Credentials in EnvoyFilters; no row without any.
