@@ -43,18 +43,21 @@ pub enum Role {
 }
 
 impl Role {
-    /// Returns the role of a file in the folder. Only `*.yaml` and `*.yml` without a leading dot have one.
-    pub fn of(file_name: &str) -> Self {
+    /// Returns the role of a file by its path in the folder. Only `*.yaml` and `*.yml` without a leading dot have one.
+    /// Files in subfolders contain objects only.
+    pub fn of(path: &str) -> Self {
+        let (subfolder, file_name) = path.rsplit_once('/').unwrap_or(("", path));
+        let is_top = subfolder.is_empty();
         let stem = file_name
             .strip_suffix(".yaml")
             .or_else(|| file_name.strip_suffix(".yml"));
         match stem {
             None | Some("scenario") => Self::Ignored,
             Some(_) if file_name.starts_with('.') => Self::Ignored,
-            Some("mesh") => Self::Mesh,
-            Some("meshnetworks") => Self::Networks,
-            Some("env") => Self::Environment,
-            Some("proxies") => Self::Proxies,
+            Some("mesh") if is_top => Self::Mesh,
+            Some("meshnetworks") if is_top => Self::Networks,
+            Some("env") if is_top => Self::Environment,
+            Some("proxies") if is_top => Self::Proxies,
             Some(stem) => match stem.strip_prefix("kube-") {
                 Some(id) if !id.is_empty() => Self::Objects(Some(ClusterId::new(id))),
                 _ => Self::Objects(None),

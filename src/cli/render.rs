@@ -33,6 +33,7 @@ use crate::{
         resource::Note,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
+    ingest::file,
     model::{
         Change, Installation, World,
         features::{FeatureError, Features},
@@ -80,25 +81,18 @@ pub struct Report {
     pub patches: Vec<Note>,
 }
 
-/// Reads the YAML files of a folder.
+/// Reads the files of a mesh folder, the same as serving does.
 pub fn read_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
     let io = |path: &Path| {
         let path = path.to_owned();
         move |source| RenderError::Io { path, source }
     };
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).map_err(io(path))? {
-        let file = entry.map_err(io(path))?.path();
-        let name = file
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        if folder::Role::of(&name) != folder::Role::Ignored && file.is_file() {
-            files.push((name, fs::read(&file).map_err(io(&file))?));
-        }
-    }
-    files.sort();
-    Ok(files)
+    let files = file::files(path).map_err(io(path))?;
+    let read = |(name, file): (String, PathBuf)| {
+        let bytes = fs::read(&file).map_err(io(&file));
+        bytes.map(|bytes| (name, bytes))
+    };
+    files.into_iter().map(read).collect()
 }
 
 /// Renders a mesh folder into another folder.
@@ -371,6 +365,19 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn subfolders_are_read_as_by_serving() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["apps/web/kube-c2.yaml", ".steps/a.yaml", "mesh.yaml", "apps/notes.txt"] {
+            let file = folder.path().join(name);
+            fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+            fs::write(file, "").expect("a file");
+        }
+        let files = read_files(folder.path()).expect("files");
+        let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["apps/web/kube-c2.yaml", "mesh.yaml"]);
+    }
 
     #[test]
     fn invalid_variables_are_reported() {

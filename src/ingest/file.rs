@@ -9,7 +9,7 @@ pub(super) mod watch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -120,6 +120,12 @@ struct File {
     /// Hash; `None` if it could not be read.
     hash: Option<Version>,
     content: Shared<FileContent>,
+}
+
+/// Returns the files of a mesh folder by their names in it, in order.
+pub fn files(folder: &Path) -> std::io::Result<Vec<(String, PathBuf)>> {
+    let entries = disk::list(folder)?;
+    Ok(entries.into_iter().map(|entry| (entry.name, entry.path)).collect())
 }
 
 impl FileSource {

@@ -37,9 +37,23 @@ const SIDECAR: &str =
 fn file_names_decide_roles() {
     assert_eq!(Role::of("kube.yaml"), Role::Objects(None));
     assert_eq!(Role::of("kube-west.yml"), Role::Objects(Some(ClusterId::new("west"))));
+    assert_eq!(Role::of("mesh.yaml"), Role::Mesh);
     for other in [".hidden.yaml", "notes.txt", "scenario.yaml", "a.yaml~", "yaml"] {
         assert_eq!(Role::of(other), Role::Ignored, "{other}");
+        assert_eq!(Role::of(&format!("apps/web/{other}")), Role::Ignored, "{other}");
     }
+    // Files in subfolders contain objects only.
+    for name in [
+        "mesh.yaml",
+        "meshnetworks.yaml",
+        "env.yaml",
+        "proxies.yaml",
+        "kube.yaml",
+    ] {
+        assert_eq!(Role::of(&format!("apps/{name}")), Role::Objects(None), "{name}");
+    }
+    let west = Role::Objects(Some(ClusterId::new("west")));
+    assert_eq!(Role::of("apps/kube-west.yaml"), west);
 }
 
 #[test]

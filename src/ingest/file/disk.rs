@@ -76,21 +76,18 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Adds the relevant files of one folder. Files in subfolders contain objects only.
+/// Adds the relevant files of one folder.
 fn add_files(folder: &Path, prefix: &str, entries: &mut Vec<Entry>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
-        let role = match Role::of(&name) {
-            role @ (Role::Ignored | Role::Objects(_)) => role,
-            role if prefix.is_empty() => role,
-            _ => Role::Objects(None),
-        };
+        let name = format!("{prefix}{name}");
+        let role = Role::of(&name);
         // Folders, pipes and devices are ignored whatever their names.
         if role != Role::Ignored && !fs::metadata(entry.path()).is_ok_and(|metadata| !metadata.is_file()) {
-            entries.push(Entry::new(format!("{prefix}{name}"), role, entry.path()));
+            entries.push(Entry::new(name, role, entry.path()));
         }
     }
     Ok(())

@@ -14,6 +14,9 @@ use crate::support::random::Random;
 /// The clusters that objects may be in. The first one is the config cluster.
 const CLUSTERS: [&str; 2] = ["Kubernetes", "c2"];
 
+/// The folder with the series of steps in a mesh folder. It is hidden, so that it is not part of the mesh.
+const STEPS: &str = ".steps";
+
 /// An edit of the mesh.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
@@ -133,12 +136,12 @@ impl Mesh {
         objects
     }
 
-    /// Writes the mesh folder. The series of steps is in its folder `steps`.
+    /// Writes the mesh folder, with the series of steps in [`STEPS`].
     pub(crate) fn write(&self, folder: &Path) -> std::io::Result<()> {
         if folder.exists() {
             std::fs::remove_dir_all(folder)?;
         }
-        std::fs::create_dir_all(folder.join("steps"))?;
+        std::fs::create_dir_all(folder.join(STEPS))?;
         for cluster in CLUSTERS {
             let objects = self.objects();
             let own = objects.values().filter(|step| step.cluster == cluster);
@@ -153,7 +156,7 @@ impl Mesh {
                 Action::Remove => "remove",
             };
             let name = format!("{index:03}-{action}-{}.yaml", step.cluster);
-            std::fs::write(folder.join("steps").join(name), format!("{:#}\n", step.object))?;
+            std::fs::write(folder.join(STEPS).join(name), format!("{:#}\n", step.object))?;
         }
         std::fs::write(folder.join("mesh.yaml"), format!("{:#}\n", self.config))?;
         std::fs::write(folder.join("env.yaml"), format!("{:#}\n", self.variables))?;
@@ -170,7 +173,7 @@ impl Mesh {
             value.map_err(|error| format!("{}: {error}", path.display()))
         };
         let entries =
-            std::fs::read_dir(folder.join("steps")).map_err(|error| format!("{}: {error}", folder.display()))?;
+            std::fs::read_dir(folder.join(STEPS)).map_err(|error| format!("{}: {error}", folder.display()))?;
         let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         files.sort();
         let step = |path: &Path| -> Result<Step, String> {
