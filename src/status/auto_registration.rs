@@ -33,7 +33,7 @@ use crate::{
     base::ObjectKey,
     environment, metrics,
     model::snapshot::MeshSnapshot,
-    table::Cx,
+    table::{Cx, Users},
     xds::events::{Binding, Event, Health, Machine, Rejection},
 };
 
@@ -123,6 +123,10 @@ enum Timer {
 struct AutoRegistrationController {
     writer: Writer,
     connections: BTreeMap<u64, Connection>,
+    /// Connections by their entries.
+    by_entry: Users<NamespacedName, u64>,
+    /// Connections by their groups.
+    by_group: Users<ObjectKey, u64>,
     /// Groups of live connections, with their version in the previous snapshot.
     groups: BTreeMap<ObjectKey, Option<SmolStr>>,
     work_queue: KeyedWorkQueue,
@@ -144,6 +148,8 @@ impl AutoRegistrationController {
         Self {
             writer: Writer::new(client, options, metrics, mesh.clone()),
             connections: BTreeMap::new(),
+            by_entry: Users::default(),
+            by_group: Users::default(),
             groups: BTreeMap::new(),
             work_queue: KeyedWorkQueue::default(),
             working: FuturesUnordered::new(),
@@ -237,7 +243,7 @@ impl AutoRegistrationController {
             let version = version_of(&self.mesh.borrow(), &group);
             self.groups.entry(group).or_insert(version);
         }
-        self.connections.insert(
+        self.add(
             connection,
             Connection {
                 machine: machine.clone(),
@@ -258,24 +264,33 @@ impl AutoRegistrationController {
         self.enqueue(key, connect);
     }
 
+    /// Adds a connection of a machine.
+    fn add(&mut self, id: u64, connection: Connection) {
+        self.by_entry.add(&connection.key, id);
+        if let Binding::Group(group) = &connection.machine.binding {
+            let group = self.group_key(&connection.machine, group);
+            self.by_group.add(&group, id);
+        }
+        self.connections.insert(id, connection);
+    }
+
     fn on_gone(&mut self, connection: u64) {
         let Some(gone) = self.connections.remove(&connection) else {
             return;
         };
         if let Binding::Group(group) = &gone.machine.binding {
-            let same = |other: &Connection| {
-                other.machine.binding == gone.machine.binding && other.machine.namespace == gone.machine.namespace
-            };
-            if !self.connections.values().any(same) {
-                self.groups.remove(&self.group_key(&gone.machine, group));
+            let group = self.group_key(&gone.machine, group);
+            if self.by_group.remove(&group, &connection) {
+                self.groups.remove(&group);
             }
         }
+        self.by_entry.remove(&gone.key, &connection);
         // A machine may have several streams; it is disconnected with the last one. That need not be the newest, and it
         // may have no entry, because it was rejected.
         let connected_at = gone.bound.then_some(gone.at).max(gone.ended_before);
         let Some(connected_at) = connected_at else { return };
-        let remaining = self.connections.values_mut().find(|other| other.key == gone.key);
-        match remaining {
+        let remaining = self.by_entry.get(&gone.key).min().copied();
+        match remaining.and_then(|other| self.connections.get_mut(&other)) {
             Some(other) => other.ended_before = other.ended_before.max(Some(connected_at)),
             None => {
                 let disconnect = Operation::Disconnect {
@@ -295,8 +310,8 @@ impl AutoRegistrationController {
         let is_current = match &operation {
             Operation::Connect { connection, .. } => self.connections.contains_key(connection),
             Operation::Health { health, .. } => {
-                let mut live = self.connections.values();
-                live.any(|live| live.key == key && live.health.as_ref() == Some(health))
+                let mut live = self.by_entry.get(&key).filter_map(|live| self.connections.get(live));
+                live.any(|live| live.health.as_ref() == Some(health))
             }
             Operation::Disconnect { .. } | Operation::CleanUp => true,
         };

@@ -165,6 +165,7 @@ const TABLE: &[Rule] = &[
             "model::ingress",
             "table::Cx",
             "table::Table",
+            "table::Users",
             "distribution",
             "xds::events",
         ],

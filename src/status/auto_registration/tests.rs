@@ -64,7 +64,7 @@ fn connected(controller: &mut AutoRegistrationController) -> (NamespacedName, Op
         health: Some(health),
         ended_before: None,
     };
-    controller.connections.insert(1, connection);
+    controller.add(1, connection);
     let connect = Operation::Connect {
         connection: 1,
         machine,
@@ -88,7 +88,7 @@ fn connected_again(controller: &mut AutoRegistrationController) -> Operation {
         health: None,
         ended_before: None,
     };
-    controller.connections.insert(2, connection);
+    controller.add(2, connection);
     Operation::Connect {
         connection: 2,
         machine,
@@ -154,6 +154,7 @@ async fn a_machine_is_disconnected_with_the_last_of_its_streams() {
         let annotations = &entry["metadata"]["annotations"];
         assert!(annotations[entry::CONNECTED_AT].is_null(), "{annotations}");
         assert!(annotations[entry::DISCONNECTED_AT].is_string(), "{annotations}");
+        assert!(controller.by_entry.is_empty() && controller.by_group.is_empty());
     }
 }
 
