@@ -9,16 +9,15 @@ use crate::{
 pub use crate::api::Row;
 
 /// The keys of a table or index, for debug pages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RelationKeys {
+pub struct RelationKeys<'a> {
     /// The name.
     pub name: &'static str,
     /// Its identity.
     pub id: RelationId,
     /// The table that it is made of, if it is one.
     pub source: Option<&'static str>,
-    /// The keys as text, in order.
-    pub keys: Vec<String>,
+    /// Returns the keys as text. Those of all relations at once would take hundreds of megabytes in a large mesh.
+    pub keys: Box<dyn Fn() -> Vec<String> + 'a>,
 }
 
 macro_rules! input_tables {
@@ -42,13 +41,12 @@ macro_rules! input_tables {
 
         impl InputTables {
             /// Returns the keys of every table.
-            pub fn relations(&self) -> Vec<RelationKeys> {
-                let cx = Cx::untracked();
+            pub fn relations(&self) -> Vec<RelationKeys<'_>> {
                 vec![$(RelationKeys {
                     name: stringify!($table),
                     id: RelationId(Kind::$kind as u32),
                     source: None,
-                    keys: self.$table.keys(&cx).map(ToString::to_string).collect(),
+                    keys: Box::new(move || self.$table.keys(&Cx::untracked()).map(ToString::to_string).collect()),
                 },)*]
             }
 

@@ -180,6 +180,10 @@ pub(super) async fn endpoint_shards(State(sources): Shown, Query(parameters): Qu
     written(&parameters, &endpoint::Shards(&sources.mesh()))
 }
 
+pub(super) async fn krtz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    written(&parameters, &state::Tables(&sources.mesh()))
+}
+
 pub(super) async fn sidecarz(
     State(sources): Shown,
     Extension(scope): Extension<DebugScope>,

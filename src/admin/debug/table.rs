@@ -13,11 +13,11 @@ use serde_json::json;
 
 use super::{
     SharedSources, Sources,
-    forms::{ambient, endpoint, object, policy, scope, service, state},
+    forms::{ambient, endpoint, object, policy, scope, service},
     pages::{
         self, Parameters, Shown, adsz, cachez, certificatez, clusterz, config_dump, connections, endpoint_shards,
-        force_disconnect, inject, instancesz, jwksz, notez, of_mesh, of_type, proxyz, push_status, reply, servicez,
-        sidecarz, syncz, telemetryz, watchz,
+        force_disconnect, inject, instancesz, jwksz, krtz, notez, of_mesh, of_type, proxyz, push_status, reply,
+        servicez, sidecarz, syncz, telemetryz, watchz,
     },
     status,
 };
@@ -227,7 +227,7 @@ pub(super) const PAGES: &[Page] = &[
     .own(),
     page(
         "krtz",
-        || get(of_mesh(state::tables)),
+        || get(krtz),
         "tables and indexes with their keys, in the form of Istio's collections",
     ),
     page("list", || get(list), "names of the pages"),

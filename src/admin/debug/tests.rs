@@ -99,6 +99,21 @@ fn endpoints_are_listed_by_host_and_namespace() {
     assert_eq!(page.as_object().map(serde_json::Map::len), Some(2));
 }
 
+#[test]
+fn tables_are_listed_with_their_keys() {
+    let world = fixture::folder_world(Installation::default(), &[("kube.yaml", OBJECTS)]);
+    let page = serde_json::to_value(forms::state::Tables(&world.snapshot())).expect("a page");
+    let state = |name: &str| {
+        let mut tables = page.as_array().into_iter().flatten();
+        let found = tables.find(|table| table["name"] == name);
+        found.map_or(Value::Null, |table| table["state"].clone())
+    };
+    let services = json!({ "outputs": { "default/a": {} }, "synced": true });
+    assert_eq!(state("kube_services"), services);
+    assert_eq!(state("kube_services_by_namespace")["inputCollection"], "kube_services");
+    assert_eq!(state("wasm_plugins"), json!({ "synced": true }));
+}
+
 /// Returns a certificate that expires at this time, as PEM.
 fn certificate(host: &str, expires: SystemTime) -> String {
     let mut parameters = CertificateParams::new([host.to_owned()]).expect("parameters");

@@ -115,14 +115,13 @@ macro_rules! graph {
 
         impl DerivedTables {
             /// Returns the keys of every table and index, in the order of updates.
-            pub fn relations(&self) -> Vec<RelationKeys> {
+            pub fn relations(&self) -> Vec<RelationKeys<'_>> {
                 let mut relations = self.inputs.relations();
-                let cx = Cx::untracked();
                 $(relations.push(RelationKeys {
                     name: stringify!($name),
                     id: Relation::$name.id(),
                     source: source_name!($source),
-                    keys: texts(&mut self.$name.keys(&cx).map(|key| key as &dyn Debug)),
+                    keys: Box::new(move || texts(&mut self.$name.keys(&Cx::untracked()).map(|key| key as &dyn Debug))),
                 });)*
                 relations
             }

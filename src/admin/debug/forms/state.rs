@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -14,22 +15,31 @@ use crate::{
     table::{Cx, Table},
 };
 
-/// Returns every table and index with its keys, in the form of Istio's dump of krt collections.
-pub(in crate::admin::debug) fn tables(mesh: &MeshSnapshot) -> Value {
-    let is_synced = mesh.revision.0 > 0;
-    let collection = |relation: RelationKeys| {
-        let mut state = Map::new();
-        if !relation.keys.is_empty() {
-            let outputs: Map<String, Value> = relation.keys.into_iter().map(|key| (key, json!({}))).collect();
-            state.insert("outputs".to_owned(), Value::Object(outputs));
-        }
-        if let Some(source) = relation.source {
-            state.insert("inputCollection".to_owned(), json!(source));
-        }
-        state.insert("synced".to_owned(), json!(is_synced));
-        json!({ "name": relation.name, "state": state, "uid": relation.id.0 })
-    };
-    mesh.relations().into_iter().map(collection).collect()
+/// Every table and index with its keys, in the form of Istio's dump of krt collections. They are written one after the
+/// other: as one value, half a million keys take 250 MB.
+pub(in crate::admin::debug) struct Tables<'a>(pub(in crate::admin::debug) &'a MeshSnapshot);
+
+impl Serialize for Tables<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let is_synced = self.0.revision.0 > 0;
+        let relations = self.0.relations().into_iter();
+        serializer.collect_seq(relations.map(|relation| collection(&relation, is_synced)))
+    }
+}
+
+/// Returns a table or index with its keys.
+fn collection(relation: &RelationKeys<'_>, is_synced: bool) -> Value {
+    let mut state = Map::new();
+    let keys = (relation.keys)();
+    if !keys.is_empty() {
+        let outputs: Map<String, Value> = keys.into_iter().map(|key| (key, json!({}))).collect();
+        state.insert("outputs".to_owned(), Value::Object(outputs));
+    }
+    if let Some(source) = relation.source {
+        state.insert("inputCollection".to_owned(), json!(source));
+    }
+    state.insert("synced".to_owned(), json!(is_synced));
+    json!({ "name": relation.name, "state": state, "uid": relation.id.0 })
 }
 
 /// The generated resources: each is held once for all proxies.
