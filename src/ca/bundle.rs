@@ -1,13 +1,16 @@
 //! The bundle of a CA (certificate, key, chain, roots, CRL) from a folder or a Secret, and its verification.
 
-use std::{fmt, time::SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
-use rustls::pki_types::{CertificateRevocationListDer, pem::PemObject};
+use rustls::pki_types::{
+    CertificateRevocationListDer,
+    pem::{self, PemObject},
+};
 use smol_str::SmolStr;
 
 use super::{
-    certificate::Certificate,
+    certificate::{Certificate, CertificateError},
     key::{KeyError, PrivateKey},
 };
 use crate::base::Sensitive;
@@ -44,7 +47,7 @@ pub struct CaBundle {
 }
 
 /// An unusable CA bundle. Not retryable: an operator must fix it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("{location}: {name}: {problem}")]
 pub struct BundleError {
     /// The source of the bundle.
@@ -52,49 +55,57 @@ pub struct BundleError {
     /// The part with the problem.
     pub name: SmolStr,
     /// The problem.
+    #[source]
     pub problem: Problem,
 }
 
 /// A problem of a bundle part.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The part is missing.
+    #[error("incomplete signing CA bundle detected: it is missing")]
     Missing,
-    /// It cannot be parsed.
-    Unreadable(String),
+    /// One of its certificates cannot be parsed.
+    #[error(transparent)]
+    Certificate(CertificateError),
+    /// One of its CRLs cannot be parsed.
+    #[error(transparent)]
+    Crl(pem::Error),
     /// It does not contain what it should.
+    #[error("there is no {0} in it")]
     Empty(&'static str),
     /// The certificate is not a CA.
+    #[error(
+        "the certificate is not authorized to sign other certificates; \
+         hint: basicConstraints CA:TRUE and keyUsage keyCertSign"
+    )]
     NotCa,
     /// The private key cannot be used.
+    #[error(transparent)]
     Key(KeyError),
     /// The key does not match the certificate.
+    #[error("the cert does not match the key")]
     KeyMismatch,
     /// There is no valid path to a root.
-    NoPath(String),
+    #[error("cannot verify the cert with the provided root and chain: {0}")]
+    NoPath(#[source] PathError),
     /// A CA of the chain has no CRL.
+    #[error(
+        "missing CRL signed by {0}; \
+         hint: Envoy requires one of every CA in the chain, each with keyUsage cRLSign"
+    )]
     MissingCrl(SmolStr),
 }
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing => write!(f, "incomplete signing CA bundle detected: it is missing"),
-            Self::Unreadable(why) => write!(f, "{why}"),
-            Self::Empty(what) => write!(f, "there is no {what} in it"),
-            Self::NotCa => write!(
-                f,
-                "the certificate is not authorized to sign other certificates; hint: basicConstraints CA:TRUE and keyUsage keyCertSign"
-            ),
-            Self::Key(error) => write!(f, "{error}"),
-            Self::KeyMismatch => write!(f, "the cert does not match the key"),
-            Self::NoPath(why) => write!(f, "cannot verify the cert with the provided root and chain: {why}"),
-            Self::MissingCrl(name) => write!(
-                f,
-                "missing CRL signed by {name}; hint: Envoy requires one of every CA in the chain, each with keyUsage cRLSign"
-            ),
-        }
-    }
+/// Reason why no path leads from a certificate to a root.
+#[derive(Debug, thiserror::Error)]
+pub enum PathError {
+    /// This certificate would be on the path.
+    #[error("certificate {0} is expired or not yet valid")]
+    Expired(SmolStr),
+    /// No issuer of this certificate is known.
+    #[error("no path from {0} to a root")]
+    Incomplete(SmolStr),
 }
 
 /// The treatment of expired certificates.
@@ -157,7 +168,7 @@ impl CaBundle {
     }
 
     fn certificates(&self, part: &BundlePart) -> Result<Vec<Certificate>, BundleError> {
-        Certificate::all_from_pem(&part.pem).map_err(|why| self.error(&part.name, Problem::Unreadable(why)))
+        Certificate::all_from_pem(&part.pem).map_err(|why| self.error(&part.name, Problem::Certificate(why)))
     }
 
     /// Verifies that every CA of the chain has a CRL. Given a CRL of one CA, Envoy requires one of each CA in the chain
@@ -165,7 +176,7 @@ impl CaBundle {
     fn verify_crls(&self, crl: &BundlePart, chain: &[Certificate]) -> Result<(), BundleError> {
         let mut crls = Vec::new();
         for list in CertificateRevocationListDer::pem_slice_iter(&crl.pem) {
-            crls.push(list.map_err(|error| self.error(&crl.name, Problem::Unreadable(error.to_string())))?);
+            crls.push(list.map_err(|why| self.error(&crl.name, Problem::Crl(why)))?);
         }
         if crls.is_empty() {
             return Err(self.error(&crl.name, Problem::Empty("X509 CRL")));
@@ -207,7 +218,7 @@ pub(super) fn path<'a>(
     roots: &'a [Certificate],
     now: SystemTime,
     expiry_check: ExpiryCheck,
-) -> Result<Vec<&'a Certificate>, String> {
+) -> Result<Vec<&'a Certificate>, PathError> {
     let counts = |certificate: &Certificate| expiry_check == ExpiryCheck::Skipped || certificate.is_valid_at(now);
     let mut expired = None;
     // Best-first search; each entry is a path to extend.
@@ -234,8 +245,8 @@ pub(super) fn path<'a>(
         }
     }
     Err(match expired {
-        Some(certificate) => format!("certificate {} is expired or not yet valid", certificate.name),
-        None => format!("no path from {} to a root", from.name),
+        Some(certificate) => PathError::Expired(certificate.name.clone()),
+        None => PathError::Incomplete(from.name.clone()),
     })
 }
 

@@ -6,10 +6,17 @@ use aws_lc_rs::{
     digest::{SHA256, digest},
     rand,
 };
-use rustls::pki_types::{CertificateDer, pem::PemObject};
+use rustls::pki_types::{
+    CertificateDer,
+    pem::{self, PemObject},
+};
 use smol_str::SmolStr;
-use x509_parser::prelude::{
-    CertificateRevocationList, FromDer, ParsedExtension, X509Certificate, X509CertificationRequest, X509Version,
+use x509_parser::{
+    nom,
+    prelude::{
+        CertificateRevocationList, FromDer, PEMError, ParsedExtension, X509Certificate, X509CertificationRequest,
+        X509Error, X509Version,
+    },
 };
 
 use super::{
@@ -35,6 +42,32 @@ const CA_USAGE: u8 = 0x04;
 const VERSION: &[u8] = &[0xa0, 3, 2, 1, 2];
 /// The longest common name that X.520 allows.
 const COMMON_NAME_MAX: usize = 64;
+
+/// Reason why a certificate cannot be parsed.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// Its PEM block is malformed.
+    #[error(transparent)]
+    Pem(#[from] pem::Error),
+    /// Its DER is malformed.
+    #[error(transparent)]
+    Der(#[from] nom::Err<X509Error>),
+    /// One of its extensions is malformed, or present twice.
+    #[error(transparent)]
+    Extension(#[from] X509Error),
+    /// Bytes follow it.
+    #[error("trailing bytes after the certificate")]
+    TrailingBytes,
+    /// One of several certificates cannot be parsed.
+    #[error("certificate {position} cannot be parsed: {error}")]
+    At {
+        /// Its position; the first one has 1.
+        position: usize,
+        /// The reason.
+        #[source]
+        error: Box<CertificateError>,
+    },
+}
 
 /// A parsed certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,15 +95,15 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Parses DER. The error is the reason.
-    pub fn from_der(der: CertificateDer<'static>) -> Result<Self, String> {
-        let (rest, parsed) = X509Certificate::from_der(&der).map_err(|error| error.to_string())?;
+    /// Parses DER.
+    pub fn from_der(der: CertificateDer<'static>) -> Result<Self, CertificateError> {
+        let (rest, parsed) = X509Certificate::from_der(&der)?;
         if !rest.is_empty() {
-            return Err("trailing bytes after the certificate".into());
+            return Err(CertificateError::TrailingBytes);
         }
         let fields = &parsed.tbs_certificate;
-        let constraints = parsed.basic_constraints().map_err(|error| error.to_string())?;
-        let usage = parsed.key_usage().map_err(|error| error.to_string())?;
+        let constraints = parsed.basic_constraints()?;
+        let usage = parsed.key_usage()?;
         let key_id = fields
             .iter_extensions()
             .find_map(|extension| match extension.parsed_extension() {
@@ -93,12 +126,14 @@ impl Certificate {
     }
 
     /// Parses all certificates of a PEM text; blocks of other types are skipped. The error names the position.
-    pub fn all_from_pem(pem: &[u8]) -> Result<Vec<Self>, String> {
+    pub fn all_from_pem(pem: &[u8]) -> Result<Vec<Self>, CertificateError> {
         let blocks = CertificateDer::pem_slice_iter(pem).enumerate();
         let read = blocks.map(|(index, block)| {
-            let at = |error| format!("certificate {} cannot be parsed: {error}", index + 1);
-            let der = block.map_err(|error| at(error.to_string()))?;
-            Self::from_der(der).map_err(at)
+            let certificate = block.map_err(CertificateError::from).and_then(Self::from_der);
+            certificate.map_err(|error| CertificateError::At {
+                position: index + 1,
+                error: Box::new(error),
+            })
         });
         read.collect()
     }
@@ -162,6 +197,23 @@ impl Certificate {
     }
 }
 
+/// Reason why a CSR is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ParsedCsrError {
+    /// It is not PEM.
+    #[error("certificate signing request is not properly encoded: want PEM")]
+    Pem(#[source] nom::Err<PEMError>),
+    /// Its DER is malformed.
+    #[error("failed to parse X.509 certificate signing request: {0}")]
+    Der(#[source] nom::Err<X509Error>),
+    /// Bytes follow it.
+    #[error("failed to parse X.509 certificate signing request: trailing data")]
+    TrailingData,
+    /// It does not prove possession of its key.
+    #[error("the signature of the CSR is invalid, or its algorithm is not supported")]
+    Signature,
+}
+
 /// The parts of a CSR that are used.
 pub(super) struct ParsedCsr {
     /// A `SubjectPublicKeyInfo` in DER.
@@ -171,24 +223,21 @@ pub(super) struct ParsedCsr {
 }
 
 impl ParsedCsr {
-    /// Parses a PEM CSR and verifies its signature, which proves possession of the key. The error is the reason.
-    pub(super) fn from_pem(pem: &[u8]) -> Result<Self, String> {
-        let block = x509_parser::pem::parse_x509_pem(pem);
-        let (_, block) = block.map_err(|_| "certificate signing request is not properly encoded: want PEM")?;
+    /// Parses a PEM CSR and verifies its signature, which proves possession of the key.
+    pub(super) fn from_pem(pem: &[u8]) -> Result<Self, ParsedCsrError> {
+        let (_, block) = x509_parser::pem::parse_x509_pem(pem).map_err(ParsedCsrError::Pem)?;
         Self::from_der(&block.contents)
     }
 
-    fn from_der(der: &[u8]) -> Result<Self, String> {
-        let read = X509CertificationRequest::from_der(der);
-        let (rest, request) =
-            read.map_err(|error| format!("failed to parse X.509 certificate signing request: {error}"))?;
+    fn from_der(der: &[u8]) -> Result<Self, ParsedCsrError> {
+        let (rest, request) = X509CertificationRequest::from_der(der).map_err(ParsedCsrError::Der)?;
         if !rest.is_empty() {
-            return Err("failed to parse X.509 certificate signing request: trailing data".into());
+            return Err(ParsedCsrError::TrailingData);
         }
         let info = &request.certification_request_info;
         let key = &info.subject_pki;
         if !key::is_signed(key, &request.signature_algorithm, &request.signature_value, info.raw) {
-            return Err("the signature of the CSR is invalid, or its algorithm is not supported".into());
+            return Err(ParsedCsrError::Signature);
         }
         let has_common_name = info
             .subject
@@ -201,6 +250,17 @@ impl ParsedCsr {
     }
 }
 
+/// Reason why a certificate cannot have these names.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SubjectAltNamesError {
+    /// There are none.
+    #[error("no identity to certify")]
+    Empty,
+    /// One has characters that a verifier could misread.
+    #[error("identity {0:?} is not valid in a certificate")]
+    Invalid(SmolStr),
+}
+
 /// The subject alternative names of a certificate.
 pub(super) struct SubjectAltNames {
     /// The extension value in DER.
@@ -209,15 +269,15 @@ pub(super) struct SubjectAltNames {
 }
 
 impl SubjectAltNames {
-    /// Encodes SPIFFE ids as URIs, IP addresses as IPs, and all others as DNS names. The error names an invalid
-    /// identity. Parity (security/pkg/pki/util/san.go).
-    pub(super) fn new(names: &[SmolStr]) -> Result<Self, String> {
-        let first = names.first().ok_or("no identity to certify")?.clone();
+    /// Encodes SPIFFE ids as URIs, IP addresses as IPs, and all others as DNS names.
+    /// Parity (security/pkg/pki/util/san.go).
+    pub(super) fn new(names: &[SmolStr]) -> Result<Self, SubjectAltNamesError> {
+        let first = names.first().ok_or(SubjectAltNamesError::Empty)?.clone();
         let mut parts = Vec::new();
         for name in names {
             // Printable ASCII without commas only: a verifier must not be able to read one identity as several.
             if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) || name.contains(',') {
-                return Err(format!("identity {name:?} is not valid in a certificate"));
+                return Err(SubjectAltNamesError::Invalid(name.clone()));
             }
             parts.extend(match name.parse() {
                 Ok(IpAddr::V4(ip)) => der::value(0x87, &ip.octets()),

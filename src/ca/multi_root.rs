@@ -21,7 +21,10 @@ use rustls::pki_types::{CertificateRevocationListDer, pem::PemObject};
 use smol_str::SmolStr;
 use tokio::{sync::watch, time::sleep};
 
-use self::endpoint::Endpoints;
+use self::{
+    bundle::SpiffeBundleError,
+    endpoint::{Endpoints, SchemeError},
+};
 use super::{
     TrustBundle,
     certificate::Certificate,
@@ -31,7 +34,7 @@ use super::{
 use crate::{
     auth::trust::TrustPools,
     environment::{self, Environment},
-    fetch::Fetcher,
+    fetch::{FetchError, Fetcher},
     task,
 };
 
@@ -88,22 +91,36 @@ pub fn start(environment: &Environment, inputs: TrustInputs) -> Trust {
     }
 }
 
+/// Reason why the roots of an endpoint are unknown.
+#[derive(Debug, thiserror::Error)]
+enum RootsError {
+    /// Its URL is invalid.
+    #[error(transparent)]
+    Url(#[from] SchemeError),
+    /// The bundle could not be fetched.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// The document is not a bundle.
+    #[error(transparent)]
+    Bundle(#[from] SpiffeBundleError),
+}
+
 /// Fetches the roots of an endpoint.
-type Fetch = Arc<dyn Fn(SmolStr) -> BoxFuture<'static, Result<Vec<Certificate>, String>> + Send + Sync>;
+type Fetch = Arc<dyn Fn(SmolStr) -> BoxFuture<'static, Result<Vec<Certificate>, RootsError>> + Send + Sync>;
 
 /// Fetches the roots of an endpoint, with retries within the timeout.
-async fn fetched(fetcher: Fetcher, url: SmolStr) -> Result<Vec<Certificate>, String> {
+async fn fetched(fetcher: Fetcher, url: SmolStr) -> Result<Vec<Certificate>, RootsError> {
     let url = endpoint::url(&url)?;
     let (mut left, mut pause) = (FETCH_TIMEOUT, FETCH_BACKOFF);
     loop {
         let began = environment::now();
         let error = match fetcher.get(&url, left).await {
-            Ok(document) => return bundle::roots(&document),
-            Err(error) => error.to_string(),
+            Ok(document) => return bundle::roots(&document).map_err(RootsError::from),
+            Err(error) => error,
         };
         left = left.saturating_sub(began.elapsed() + pause);
         if left.is_zero() {
-            return Err(error);
+            return Err(error.into());
         }
         sleep(pause).await;
         pause *= 2;
@@ -151,9 +168,9 @@ impl TrustController {
                 () = changed(&mut self.mesh) => is_changed = true,
                 Some((url, roots)) = fetching.next() => {
                     if let Err(error) = &roots {
-                        tracing::warn!(%url, error, "failed to fetch SPIFFE bundle, keeping the last roots");
+                        tracing::warn!(%url, %error, "failed to fetch SPIFFE bundle, keeping the last roots");
                     }
-                    is_changed = endpoints.record_response(&url, roots, (self.now)());
+                    is_changed = endpoints.record_response(&url, roots.ok(), (self.now)());
                 }
                 () = sleep(self.poll_interval), if self.fetch.is_some() => {}
             }
@@ -246,7 +263,7 @@ fn counts_for_own(anchor: &Anchor, multi_root: bool) -> bool {
 
 fn roots(pem: &[u8], place: &str) -> Vec<Certificate> {
     Certificate::all_from_pem(pem).unwrap_or_else(|error| {
-        tracing::error!(place, error, "invalid root certificates ignored");
+        tracing::error!(place, %error, "invalid root certificates ignored");
         Vec::new()
     })
 }

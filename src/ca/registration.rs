@@ -10,6 +10,7 @@ mod check;
 pub mod request;
 
 use std::{
+    fmt, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -28,8 +29,8 @@ use self::request::{CsrError, CsrSpec};
 use super::{
     TrustBundle,
     authority::TtlLimits,
-    bundle::{self, ExpiryCheck},
-    certificate::Certificate,
+    bundle::{self, ExpiryCheck, PathError},
+    certificate::{Certificate, CertificateError},
     channel,
     files::FileWatch,
     mesh_trust::MeshTrust,
@@ -104,28 +105,59 @@ impl RegistrationRules {
     }
 
     /// Returns the full name of the signer.
-    fn signer(&self, named: &str) -> Result<String, String> {
+    fn signer(&self, named: &str) -> Result<String, RequestError> {
         match (named, self.domain.as_str(), self.signer.as_str()) {
-            ("", _, "") => Err("the request names no signer, and K8S_SIGNER is not set".into()),
+            ("", _, "") => Err(RequestError::NoSigner),
             ("", _, signer) => Ok(signer.to_owned()),
-            (named, "", _) => Err(format!("certSignerDomain is required for signer {named}")),
+            (named, "", _) => Err(RequestError::NoDomain(named.to_owned())),
             (named, domain, _) if is_path_segment(named) => Ok(format!("{domain}/{named}")),
-            (named, ..) => Err(format!("{named:?} is not a valid signer name")),
+            (named, ..) => Err(RequestError::InvalidSigner(named.to_owned())),
         }
     }
 
     /// Returns the lifetime to request; none: the signer decides.
-    fn lifetime(&self, asked: Option<Duration>) -> Result<Option<Duration>, String> {
+    fn lifetime(&self, asked: Option<Duration>) -> Result<Option<Duration>, RequestError> {
         match asked {
-            Some(asked) if asked > self.limits.max => Err(format!(
-                "requested TTL {} is greater than the max allowed TTL {}",
-                duration::format_seconds(asked),
-                duration::format_seconds(self.limits.max)
-            )),
+            Some(asked) if asked > self.limits.max => Err(RequestError::Lifetime {
+                asked,
+                max: self.limits.max,
+            }),
             Some(Duration::ZERO) => Ok(None),
             other => Ok(other),
         }
     }
+}
+
+/// Reason why no certificate is requested.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum RequestError {
+    /// Neither the caller nor the settings name a signer.
+    #[error("the request names no signer, and K8S_SIGNER is not set")]
+    NoSigner,
+    /// The caller names a signer, and the settings no domain for it.
+    #[error("certSignerDomain is required for signer {0}")]
+    NoDomain(String),
+    /// The signer may be outside the domain.
+    #[error("{0:?} is not a valid signer name")]
+    InvalidSigner(String),
+    /// The lifetime is too long.
+    #[error(
+        "requested TTL {} is greater than the max allowed TTL {}",
+        duration::format_seconds(*.asked),
+        duration::format_seconds(*.max)
+    )]
+    Lifetime {
+        /// The requested lifetime.
+        asked: Duration,
+        /// The longest one.
+        max: Duration,
+    },
+    /// Too many requests for this identity. Retryable.
+    #[error("{MAX_REQUESTS_PER_IDENTITY} signing requests for {0} are in progress; try again later")]
+    IdentityBusy(String),
+    /// Too many requests. Retryable.
+    #[error("too many signing requests in progress; try again later")]
+    Busy,
 }
 
 /// Returns true if the name is one segment of `domain/path`. A slash would let a caller select a signer outside the
@@ -188,26 +220,45 @@ pub fn start(
     })
 }
 
+/// Reason why the file with the signer's roots is not used.
+#[derive(Debug, thiserror::Error)]
+enum RootFileError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    /// One of its certificates cannot be parsed.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// It has no certificate.
+    #[error("no PEM block CERTIFICATE")]
+    NoCertificate,
+}
+
+fn read_root_file(path: &Path) -> Result<Bytes, RootFileError> {
+    let pem = std::fs::read(path)?;
+    if Certificate::all_from_pem(&pem)?.is_empty() {
+        return Err(RootFileError::NoCertificate);
+    }
+    Ok(Bytes::from(pem))
+}
+
 /// Reads the file whenever it changes; an invalid one keeps the last roots.
 async fn watch_root_file(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
     let mut watch = FileWatch::new([path.as_path()]);
     let mut last_error = String::new();
     loop {
-        let read = std::fs::read(&path).map_err(|error| error.to_string());
-        let checked = read.and_then(|pem| match Certificate::all_from_pem(&pem)?.as_slice() {
-            [] => Err("no PEM block CERTIFICATE".to_owned()),
-            _ => Ok(Bytes::from(pem)),
-        });
-        match checked {
+        match read_root_file(&path) {
             Ok(pem) => {
                 last_error.clear();
                 task::publish(&roots, Some(pem));
             }
-            Err(error) if error != last_error => {
-                tracing::error!(file = %path.display(), error, "signer root file is invalid");
-                last_error = error;
+            Err(error) => {
+                let error = error.to_string();
+                if error != last_error {
+                    tracing::error!(file = %path.display(), error, "signer root file is invalid");
+                    last_error = error;
+                }
             }
-            Err(_) => {}
         }
         tokio::select! {
             () = watch.changed() => {}
@@ -231,7 +282,7 @@ fn trust_bundle(
     for text in texts {
         match Certificate::all_from_pem(text) {
             Ok(certificates) => all.extend(certificates),
-            Err(error) => tracing::error!(error, "caCertificates: invalid signer roots ignored"),
+            Err(error) => tracing::error!(%error, "caCertificates: invalid signer roots ignored"),
         }
     }
     let mut blocks: Vec<String> = Vec::new();
@@ -272,15 +323,13 @@ impl Permits {
     }
 
     /// Waits for the permits to request a certificate of an identity; `Err` is the reason why there are none in time.
-    async fn acquire(&self, identity: &str, longest: Duration) -> Result<[OwnedSemaphorePermit; 2], String> {
+    async fn acquire(&self, identity: &str, longest: Duration) -> Result<[OwnedSemaphorePermit; 2], RequestError> {
         let deadline = Instant::now() + longest;
         let share = timeout_at(deadline, self.of_identities.acquire(identity.to_owned())).await;
-        let share = share.map_err(|_| {
-            format!("{MAX_REQUESTS_PER_IDENTITY} signing requests for {identity} are in progress; try again later")
-        })?;
+        let share = share.map_err(|_| RequestError::IdentityBusy(identity.to_owned()))?;
         match timeout_at(deadline, self.all.clone().acquire_owned()).await {
             Ok(Ok(permit)) => Ok([share, permit]),
-            _ => Err("too many signing requests in progress; try again later".into()),
+            _ => Err(RequestError::Busy),
         }
     }
 }
@@ -300,21 +349,21 @@ impl KubernetesSigner {
         let lifetime = self.rules.lifetime(request.lifetime);
         let spec = CsrSpec {
             csr,
-            lifetime: lifetime.map_err(|text| error(SignErrorKind::Ttl, text))?,
-            signer: (self.rules.signer(&request.signer)).map_err(|text| error(SignErrorKind::Generation, text))?,
+            lifetime: lifetime.map_err(|why| error(SignErrorKind::Ttl, why))?,
+            signer: (self.rules.signer(&request.signer)).map_err(|why| error(SignErrorKind::Generation, why))?,
             usages: USAGES,
             names: request.identities.join(","),
         };
         let signer = spec.signer.clone();
         let permits = self.permits.acquire(&spec.names, request::SIGNING_TIMEOUT).await;
-        let permits = permits.map_err(|text| error(SignErrorKind::NotReady, text))?;
+        let permits = permits.map_err(|why| error(SignErrorKind::NotReady, why))?;
         let signed = request::sign(&self.client, &self.tasks, spec, permits).await;
         let chain = signed.map_err(|failure| {
             let kind = match failure {
                 CsrError::ShuttingDown => SignErrorKind::NotReady,
                 _ => SignErrorKind::Generation,
             };
-            error(kind, failure.to_string())
+            error(kind, failure)
         })?;
         let file = self.roots.borrow().clone();
         let mesh = self.mesh.borrow().clone();
@@ -324,7 +373,7 @@ impl KubernetesSigner {
             // Parity (security/pkg/pki/ra/k8s_ra.go): only the chain of a signer that the caller named is verified.
             must_verify: !request.signer.is_empty(),
         };
-        issued(&chain, &known, environment::wall_clock()).map_err(|text| error(SignErrorKind::Csr, text))
+        issued(&chain, &known, environment::wall_clock()).map_err(|why| error(SignErrorKind::Csr, why))
     }
 }
 
@@ -338,8 +387,31 @@ struct SignerRoots<'a> {
     must_verify: bool,
 }
 
+/// Reason why the chain of a signer is not accepted.
+#[derive(Debug, thiserror::Error)]
+enum IssuedError {
+    /// One of its certificates cannot be parsed.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// It is empty.
+    #[error("the signer returned no certificate")]
+    Empty,
+    /// One of the signer's roots in the mesh config cannot be parsed.
+    #[error("caCertificates of the mesh config: {0}")]
+    MeshRoots(#[source] CertificateError),
+    /// The signer has no roots.
+    #[error(
+        "failed to find root cert from either signed cert-chain or mesh config; \
+         hint: add an entry to caCertificates whose certSigners has the signer"
+    )]
+    NoRoot,
+    /// It does not end at a root.
+    #[error("root cert from signed cert-chain is invalid ({0})")]
+    NoPath(#[source] PathError),
+}
+
 /// Returns the chain, and the roots unless the chain ends with them.
-fn issued(chain: &str, known: &SignerRoots<'_>, now: SystemTime) -> Result<SignedCertificate, String> {
+fn issued(chain: &str, known: &SignerRoots<'_>, now: SystemTime) -> Result<SignedCertificate, IssuedError> {
     let certificates = Certificate::all_from_pem(chain.as_bytes())?;
     let blocks = certificates.iter().map(Certificate::pem).collect();
     if let Some(file) = known.file {
@@ -348,26 +420,18 @@ fn issued(chain: &str, known: &SignerRoots<'_>, now: SystemTime) -> Result<Signe
             roots: String::from_utf8_lossy(file).into_owned(),
         });
     }
-    let (leaf, above) = certificates.split_first().ok_or("the signer returned no certificate")?;
+    let (leaf, above) = certificates.split_first().ok_or(IssuedError::Empty)?;
     let last = above
         .last()
         .filter(|last| last.is_ca && last.is_self_issued() && last.is_issued_by(last));
     let roots = match (known.mesh, last) {
-        (Some(mesh), _) => Certificate::all_from_pem(mesh.as_bytes())
-            .map_err(|error| format!("caCertificates of the mesh config: {error}"))?,
+        (Some(mesh), _) => Certificate::all_from_pem(mesh.as_bytes()).map_err(IssuedError::MeshRoots)?,
         (None, Some(last)) => vec![last.clone()],
-        (None, None) if known.must_verify => {
-            return Err(
-                "failed to find root cert from either signed cert-chain or mesh config; \
-                        hint: add an entry to caCertificates whose certSigners has the signer"
-                    .into(),
-            );
-        }
+        (None, None) if known.must_verify => return Err(IssuedError::NoRoot),
         (None, None) => Vec::new(),
     };
     if known.must_verify {
-        bundle::path(leaf, above, &roots, now, ExpiryCheck::Enforced)
-            .map_err(|why| format!("root cert from signed cert-chain is invalid ({why})"))?;
+        bundle::path(leaf, above, &roots, now, ExpiryCheck::Enforced).map_err(IssuedError::NoPath)?;
     }
     let stands_at_the_end = matches!(roots.as_slice(), [root] if last == Some(root));
     Ok(SignedCertificate {
@@ -380,8 +444,11 @@ fn issued(chain: &str, known: &SignerRoots<'_>, now: SystemTime) -> Result<Signe
     })
 }
 
-fn error(kind: SignErrorKind, text: String) -> SignError {
-    SignError { kind, text }
+fn error(kind: SignErrorKind, why: impl fmt::Display) -> SignError {
+    SignError {
+        kind,
+        text: why.to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use super::{
     authority::{Authority, CLOCK_SKEW, ExpiringRoot},
-    certificate::{self, Certificate, Validity},
+    certificate::{self, Certificate, CertificateError, Validity},
+    key::KeyError,
 };
 
 /// Returns true if at most this percentage of a certificate's lifetime is left.
@@ -76,10 +77,20 @@ fn covers(roots: &[Certificate], root: &Certificate) -> bool {
         .any(|certificate| certificate.subject == root.subject && certificate.public_key == root.public_key)
 }
 
+/// Reason why a root cannot be cross-signed.
+#[derive(Debug, thiserror::Error)]
+enum CrossSignError {
+    /// Signing failed.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The signed certificate cannot be parsed.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+}
+
 /// Cross-signs a root by another authority. Returns the certificate and the path to that authority's root.
-fn cross_sign(before: &Authority, root: &Certificate, validity: Validity) -> Result<Vec<ExpiringRoot>, String> {
-    let der = certificate::cross_signed(root, validity, before.certificate(), before.key())
-        .map_err(|error| error.to_string())?;
+fn cross_sign(before: &Authority, root: &Certificate, validity: Validity) -> Result<Vec<ExpiringRoot>, CrossSignError> {
+    let der = certificate::cross_signed(root, validity, before.certificate(), before.key())?;
     let cross_cert = Certificate::from_der(der.into())?;
     let above = before
         .own_chain()

@@ -174,11 +174,11 @@ fn leaf_certificates_are_not_a_ca() {
     let mut leaf = parameters("leaf", 365);
     leaf.is_ca = IsCa::ExplicitNoCa;
     let leaf = Issuer::signed_by(leaf, KeyPair::generate().unwrap(), &root).unwrap();
-    assert_eq!(problem(&files(&leaf, &root)).problem, Problem::NotCa);
+    assert!(matches!(problem(&files(&leaf, &root)).problem, Problem::NotCa));
     let mut no_signing = parameters("no signing", 365);
     no_signing.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
     let no_signing = Issuer::signed_by(no_signing, KeyPair::generate().unwrap(), &root).unwrap();
-    assert_eq!(problem(&files(&no_signing, &root)).problem, Problem::NotCa);
+    assert!(matches!(problem(&files(&no_signing, &root)).problem, Problem::NotCa));
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn roots_may_have_version_1() {
         .unwrap();
     verify(&signed.chain, old.as_bytes(), start()).unwrap();
     // But it signs no certificates of workloads.
-    assert_eq!(with(&root, old.clone()).unwrap_err().problem, Problem::NotCa);
+    assert!(matches!(with(&root, old.clone()).unwrap_err().problem, Problem::NotCa));
 }
 
 #[test]

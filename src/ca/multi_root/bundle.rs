@@ -1,11 +1,11 @@
 //! Parser of SPIFFE bundles: JSON Web Key Sets whose keys with use `x509-svid` hold one root each
 //! (SPIFFE Trust Domain and Bundle specification, section 4).
 
-use base64::{Engine, prelude::BASE64_STANDARD};
+use base64::{DecodeError, Engine, prelude::BASE64_STANDARD};
 use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
 
-use crate::ca::certificate::Certificate;
+use crate::ca::certificate::{Certificate, CertificateError};
 
 /// The maximum number of roots in a bundle.
 const ROOTS_MAX: usize = 100;
@@ -23,31 +23,78 @@ struct Key {
     x5c: Vec<String>,
 }
 
-/// Returns the roots of a bundle; at least one. The error is the reason.
-pub(super) fn roots(document: &[u8]) -> Result<Vec<Certificate>, String> {
-    let document: Document =
-        serde_json::from_slice(document).map_err(|error| format!("not a SPIFFE bundle: {error}"))?;
+/// Reason why a document is not a usable SPIFFE bundle.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SpiffeBundleError {
+    /// It does not have the form of a bundle.
+    #[error("not a SPIFFE bundle: {0}")]
+    Json(#[source] serde_json::Error),
+    /// It has no root.
+    #[error("no key with use x509-svid")]
+    NoRoot,
+    /// It has too many roots.
+    #[error("{0} roots, more than {ROOTS_MAX}")]
+    TooManyRoots(usize),
+    /// A key does not have exactly one certificate.
+    #[error("keys[{index}].x5c holds {count} certificates, want exactly 1")]
+    Count {
+        /// The index of the key.
+        index: usize,
+        /// The number of its certificates.
+        count: usize,
+    },
+    /// A certificate is not base64.
+    #[error("keys[{index}].x5c: {error}")]
+    Base64 {
+        /// The index of the key.
+        index: usize,
+        /// The cause.
+        #[source]
+        error: DecodeError,
+    },
+    /// A certificate cannot be parsed.
+    #[error("keys[{index}].x5c: {error}")]
+    Certificate {
+        /// The index of the key.
+        index: usize,
+        /// The cause.
+        #[source]
+        error: CertificateError,
+    },
+    /// A certificate is not a CA.
+    #[error("keys[{index}].x5c: the certificate is no CA")]
+    NotCa {
+        /// The index of the key.
+        index: usize,
+    },
+}
+
+/// Returns the roots of a bundle; at least one.
+pub(super) fn roots(document: &[u8]) -> Result<Vec<Certificate>, SpiffeBundleError> {
+    let document: Document = serde_json::from_slice(document).map_err(SpiffeBundleError::Json)?;
     // Keys with another use (`jwt-svid`) verify tokens.
     let keys = document.keys.iter().enumerate();
     let roots = keys.filter(|(_, key)| key.usage == "x509-svid");
     let roots: Vec<Certificate> = roots.map(|(index, key)| root(index, key)).collect::<Result<_, _>>()?;
     match roots.len() {
-        0 => Err("no key with use x509-svid".into()),
+        0 => Err(SpiffeBundleError::NoRoot),
         1..=ROOTS_MAX => Ok(roots),
-        many => Err(format!("{many} roots, more than {ROOTS_MAX}")),
+        many => Err(SpiffeBundleError::TooManyRoots(many)),
     }
 }
 
-fn root(index: usize, key: &Key) -> Result<Certificate, String> {
+fn root(index: usize, key: &Key) -> Result<Certificate, SpiffeBundleError> {
     let [text] = key.x5c.as_slice() else {
         let count = key.x5c.len();
-        return Err(format!("keys[{index}].x5c holds {count} certificates, want exactly 1"));
+        return Err(SpiffeBundleError::Count { index, count });
     };
-    let wrong = |error: String| format!("keys[{index}].x5c: {error}");
-    let der = BASE64_STANDARD.decode(text).map_err(|error| wrong(error.to_string()))?;
-    let root = Certificate::from_der(CertificateDer::from(der)).map_err(wrong)?;
+    let der = BASE64_STANDARD
+        .decode(text)
+        .map_err(|error| SpiffeBundleError::Base64 { index, error })?;
+    let root = Certificate::from_der(CertificateDer::from(der))
+        .map_err(|error| SpiffeBundleError::Certificate { index, error })?;
     if !root.is_ca {
-        return Err(wrong("the certificate is no CA".into()));
+        return Err(SpiffeBundleError::NotCa { index });
     }
     Ok(root)
 }
@@ -66,7 +113,7 @@ mod tests {
 
     fn read(keys: &[Value]) -> Result<Vec<Certificate>, String> {
         let document = json!({ "spiffe_sequence": 1, "spiffe_refresh_hint": 600, "keys": keys });
-        roots(document.to_string().as_bytes())
+        roots(document.to_string().as_bytes()).map_err(|error| error.to_string())
     }
 
     #[test]

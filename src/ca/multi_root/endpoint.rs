@@ -57,21 +57,21 @@ impl Endpoints {
         .collect()
     }
 
-    /// Records the result of a fetch. Returns true if the roots changed.
-    pub(super) fn record_response(&mut self, url: &str, roots: Result<Vec<Certificate>, String>, now: Instant) -> bool {
+    /// Records the result of a fetch; `None` if it failed. Returns true if the roots changed.
+    pub(super) fn record_response(&mut self, url: &str, roots: Option<Vec<Certificate>>, now: Instant) -> bool {
         // The endpoint may have been removed.
         let Some(endpoint) = self.0.get_mut(url) else {
             return false;
         };
         match roots {
-            Ok(roots) => {
+            Some(roots) => {
                 endpoint.due = Some(now + INTERVAL);
                 endpoint.failures = 0;
                 let is_changed = endpoint.roots != roots;
                 endpoint.roots = roots;
                 is_changed
             }
-            Err(_) => {
+            None => {
                 let wait = RETRY * 2_u32.saturating_pow(endpoint.failures.min(10));
                 endpoint.due = Some(now + wait.min(INTERVAL));
                 endpoint.failures += 1;
@@ -86,11 +86,16 @@ impl Endpoints {
     }
 }
 
+/// The scheme of a URL is not `https`.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("scheme {0} is not supported: want https")]
+pub(super) struct SchemeError(String);
+
 /// Returns the URL of an endpoint, with `https://` as the only and default scheme.
-pub(super) fn url(text: &str) -> Result<String, String> {
+pub(super) fn url(text: &str) -> Result<String, SchemeError> {
     match text.split_once("://") {
         Some(("https", _)) => Ok(text.to_owned()),
-        Some((scheme, _)) => Err(format!("scheme {scheme} is not supported: want https")),
+        Some((scheme, _)) => Err(SchemeError(scheme.to_owned())),
         None => Ok(format!("https://{text}")),
     }
 }

@@ -41,6 +41,10 @@ pub(super) fn leaf() -> Vec<u8> {
     params("leaf", false).self_signed(&key).expect("a leaf").der().to_vec()
 }
 
+fn down() -> RootsError {
+    FetchError::Status(503).into()
+}
+
 fn own(roots: &[&str]) -> TrustBundle {
     TrustBundle {
         roots: roots.concat().into(),
@@ -191,27 +195,27 @@ fn endpoints_are_fetched_on_schedule_and_keep_their_roots() {
     assert_eq!(endpoints.take_due(now), urls);
     assert!(endpoints.take_due(now).is_empty(), "they are being asked");
     let published = roots();
-    assert!(endpoints.record_response("https://a", Ok(published.clone()), now));
-    assert!(!endpoints.record_response("https://b", Err("no".into()), now));
+    assert!(endpoints.record_response("https://a", Some(published.clone()), now));
+    assert!(!endpoints.record_response("https://b", None, now));
     assert!(endpoints.take_due(now + RETRY / 2).is_empty());
     assert_eq!(endpoints.take_due(now + RETRY), ["https://b"]);
-    endpoints.record_response("https://b", Err("no".into()), now);
+    endpoints.record_response("https://b", None, now);
     assert!(endpoints.take_due(now + RETRY).is_empty(), "twice as long");
     assert_eq!(endpoints.take_due(now + 2 * RETRY), ["https://b"]);
     for _ in 0..20 {
-        endpoints.record_response("https://b", Err("no".into()), now);
+        endpoints.record_response("https://b", None, now);
     }
     assert_eq!(endpoints.take_due(now + INTERVAL), urls);
     assert!(
-        !endpoints.record_response("https://a", Ok(published.clone()), now),
+        !endpoints.record_response("https://a", Some(published.clone()), now),
         "the same again"
     );
-    assert!(!endpoints.record_response("https://a", Err("no".into()), now));
+    assert!(!endpoints.record_response("https://a", None, now));
     assert_eq!(endpoints.roots("https://a"), published, "the last good roots stay");
     assert!(endpoints.set_urls(&urls[1..], now), "the roots are removed");
     assert!(endpoints.roots("https://a").is_empty());
     assert!(
-        !endpoints.record_response("https://a", Ok(published), now),
+        !endpoints.record_response("https://a", Some(published), now),
         "the endpoint was removed"
     );
 }
@@ -231,12 +235,7 @@ thread_local! {
 #[tokio::test]
 async fn trust_follows_its_sources() {
     let (one, published, later) = (root("one"), root("published"), root("later"));
-    let answers: VecDeque<_> = [
-        Ok(certificates(&published)),
-        Err("down".to_owned()),
-        Ok(certificates(&later)),
-    ]
-    .into();
+    let answers: VecDeque<_> = [Ok(certificates(&published)), Err(down()), Ok(certificates(&later))].into();
     let answers = Arc::new(Mutex::new(answers));
     let remaining = answers.clone();
     let (own_sender, own_receiver) = watch::channel(Some(Arc::new(own(&[&one]))));
@@ -251,7 +250,7 @@ async fn trust_follows_its_sources() {
         fetch: Some(Arc::new(move |url| {
             assert_eq!(url, "https://friend");
             let answer = answers.lock().expect("a lock").pop_front();
-            async move { answer.unwrap_or_else(|| Err("no more".into())) }.boxed()
+            async move { answer.unwrap_or_else(|| Err(down())) }.boxed()
         })),
         now: || environment::now() + PASSED.get(),
         poll_interval: Duration::from_millis(10),
@@ -308,7 +307,7 @@ async fn a_change_during_a_response_is_published() {
             let (sender, changed_mesh) = (mesh_sender.clone(), changed_mesh.clone());
             async move {
                 sender.send_replace(Some(changed_mesh));
-                Err("down".to_owned())
+                Err(down())
             }
             .boxed()
         })),

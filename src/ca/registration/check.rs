@@ -8,8 +8,9 @@ use smol_str::SmolStr;
 use x509_parser::{
     cri_attributes::ParsedCriAttribute,
     extensions::{GeneralName, ParsedExtension, X509Extension},
+    nom,
     oid_registry::OID_X509_ORGANIZATION_NAME,
-    prelude::{FromDer, X509CertificationRequest, X509Name},
+    prelude::{FromDer, PEMError, X509CertificationRequest, X509Error, X509Name},
 };
 
 use crate::ca::key;
@@ -17,41 +18,81 @@ use crate::ca::key;
 /// The maximum size of a CSR.
 const CSR_BYTES_MAX: usize = 64 * 1024;
 
+/// Reason why a CSR is not passed on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CheckError {
+    /// It is too long.
+    #[error("it is longer than {CSR_BYTES_MAX} bytes")]
+    TooLong,
+    /// It is not PEM.
+    #[error("not PEM")]
+    Pem(#[source] nom::Err<PEMError>),
+    /// Its DER is malformed.
+    #[error("invalid CSR: {0}")]
+    Der(#[source] nom::Err<X509Error>),
+    /// Bytes follow it.
+    #[error("trailing bytes")]
+    TrailingBytes,
+    /// It does not prove possession of its key.
+    #[error("it is not signed by its own key, or the algorithm is not supported")]
+    Signature,
+    /// Its subject is not empty.
+    #[error("the subject is not empty: {0}")]
+    Subject(String),
+    /// It requests something else than extensions.
+    #[error("an attribute other than the names is requested")]
+    Attribute,
+    /// It requests another extension than the names.
+    #[error("an extension other than the names is requested")]
+    Extension,
+    /// It has no names.
+    #[error("the CSR has no names")]
+    NoNames,
+    /// It has several names.
+    #[error("the CSR has more than one name")]
+    SeveralNames,
+    /// Its name is not a URI.
+    #[error("a name is not a URI: {0}")]
+    NotUri(String),
+    /// The caller does not have this identity.
+    #[error("{0:?} is not an identity of the caller")]
+    OtherIdentity(String),
+}
+
 /// Checks a PEM CSR of a caller with these identities. Returns the checked CSR alone, re-encoded as PEM, so that
-/// trailing data never reaches the signer. The error is the reason.
-pub(super) fn check(csr: &[u8], identities: &[SmolStr]) -> Result<String, String> {
+/// trailing data never reaches the signer.
+pub(super) fn check(csr: &[u8], identities: &[SmolStr]) -> Result<String, CheckError> {
     if csr.len() > CSR_BYTES_MAX {
-        return Err(format!("it is longer than {CSR_BYTES_MAX} bytes"));
+        return Err(CheckError::TooLong);
     }
-    let (_, block) = x509_parser::pem::parse_x509_pem(csr).map_err(|_| "not PEM")?;
-    let (rest, request) =
-        X509CertificationRequest::from_der(&block.contents).map_err(|error| format!("invalid CSR: {error}"))?;
+    let (_, block) = x509_parser::pem::parse_x509_pem(csr).map_err(CheckError::Pem)?;
+    let (rest, request) = X509CertificationRequest::from_der(&block.contents).map_err(CheckError::Der)?;
     if !rest.is_empty() {
-        return Err("trailing bytes".into());
+        return Err(CheckError::TrailingBytes);
     }
     let info = &request.certification_request_info;
     let (algorithm, signature) = (&request.signature_algorithm, &request.signature_value);
     if !key::is_signed(&info.subject_pki, algorithm, signature, info.raw) {
-        return Err("it is not signed by its own key, or the algorithm is not supported".into());
+        return Err(CheckError::Signature);
     }
     check_subject(&info.subject)?;
     let mut extensions: Vec<&X509Extension<'_>> = Vec::new();
     for attribute in info.iter_attributes() {
         match attribute.parsed_attribute() {
             ParsedCriAttribute::ExtensionRequest(request) => extensions.extend(&request.extensions),
-            _ => return Err("an attribute other than the names is requested".into()),
+            _ => return Err(CheckError::Attribute),
         }
     }
     match extensions.as_slice() {
-        [] => return Err("the CSR has no names".into()),
+        [] => return Err(CheckError::NoNames),
         [names] => check_names(names, identities)?,
-        _ => return Err("an extension other than the names is requested".into()),
+        _ => return Err(CheckError::Extension),
     }
     Ok(key::pem("CERTIFICATE REQUEST", &block.contents))
 }
 
 /// Checks that the subject is empty, or one empty organization as Istio's agent writes it.
-fn check_subject(subject: &X509Name<'_>) -> Result<(), String> {
+fn check_subject(subject: &X509Name<'_>) -> Result<(), CheckError> {
     let mut attributes = subject.iter_attributes();
     let is_nameless = match (attributes.next(), attributes.next()) {
         (None, _) => true,
@@ -61,24 +102,24 @@ fn check_subject(subject: &X509Name<'_>) -> Result<(), String> {
     if is_nameless {
         Ok(())
     } else {
-        Err(format!("the subject is not empty: {subject}"))
+        Err(CheckError::Subject(subject.to_string()))
     }
 }
 
 /// Checks that the names are at most one URI, which is an identity of the caller.
-fn check_names(extension: &X509Extension<'_>, identities: &[SmolStr]) -> Result<(), String> {
+fn check_names(extension: &X509Extension<'_>, identities: &[SmolStr]) -> Result<(), CheckError> {
     let ParsedExtension::SubjectAlternativeName(names) = extension.parsed_extension() else {
-        return Err("an extension other than the names is requested".into());
+        return Err(CheckError::Extension);
     };
     if names.general_names.len() > 1 {
-        return Err("the CSR has more than one name".into());
+        return Err(CheckError::SeveralNames);
     }
     for name in &names.general_names {
         let GeneralName::URI(uri) = name else {
-            return Err(format!("a name is not a URI: {}", shown(name)));
+            return Err(CheckError::NotUri(shown(name)));
         };
         if !identities.iter().any(|identity| identity == uri) {
-            return Err(format!("{uri:?} is not an identity of the caller"));
+            return Err(CheckError::OtherIdentity((*uri).to_owned()));
         }
     }
     Ok(())
@@ -132,7 +173,7 @@ mod tests {
     }
 
     fn checked(params: &CertificateParams) -> Result<String, String> {
-        check(request(params).as_bytes(), &["other".into(), ID.into()])
+        check(request(params).as_bytes(), &["other".into(), ID.into()]).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -205,7 +246,7 @@ mod tests {
             .and_then(|request| request.pem())
             .expect("a request");
         let error = check(request.as_bytes(), &[ID.into()]).expect_err("a refusal");
-        assert!(error.contains("attribute"), "{error}");
+        assert!(matches!(error, CheckError::Attribute), "{error}");
     }
 
     #[test]
@@ -228,6 +269,6 @@ mod tests {
         der[last] ^= 1;
         let error =
             check(key::pem("CERTIFICATE REQUEST", &der).as_bytes(), &[ID.into()]).expect_err("a wrong signature");
-        assert!(error.contains("signed"), "{error}");
+        assert!(matches!(error, CheckError::Signature), "{error}");
     }
 }

@@ -343,8 +343,8 @@ fn certificates(bytes: &[u8]) -> u64 {
         if let Ok(read) = &read {
             let _ = (read.is_issued_by(read), read.is_valid_at(wall_clock()), read.pem());
         }
-        let (read, says) = (read.err().unwrap_or_default(), says.err());
-        return class_of(&read) ^ says.map_or(7, |says| class_of(&says.to_string()));
+        let (read, says) = (read.err().map(|error| error.to_string()), says.err());
+        return class_of(&read.unwrap_or_default()) ^ says.map_or(7, |says| class_of(&says.to_string()));
     }
     let [certificate, key, roots, chain, revoked] = parts(bytes);
     let mut files = BundleFiles::new();
@@ -358,7 +358,8 @@ fn certificates(bytes: &[u8]) -> u64 {
         files.insert(name.into(), Sensitive::new(Bytes::copy_from_slice(content)));
     }
     let _ = PrivateKey::from_pem(&Sensitive::new(Bytes::copy_from_slice(key)));
-    let sort = Certificate::all_from_pem(certificate).map_or_else(|error| class_of(&error), |all| all.len() as u64);
+    let sort = Certificate::all_from_pem(certificate);
+    let sort = sort.map_or_else(|error| class_of(&error.to_string()), |all| all.len() as u64);
     sort ^ match plugged_in::find("nowhere".into(), &files, true) {
         BundleLookup::Absent => 0,
         BundleLookup::Incomplete(error) => class_of(&error.to_string()),

@@ -9,7 +9,10 @@ use time::OffsetDateTime;
 use super::moment;
 use crate::{
     api::Kind,
-    ca::{authority::Authority, certificate::Certificate},
+    ca::{
+        authority::Authority,
+        certificate::{Certificate, CertificateError},
+    },
     distribution::report::ObjectName,
     model::MeshSnapshot,
     table::Cx,
@@ -54,7 +57,7 @@ impl Row {
         }
     }
 
-    fn unreadable(kind: &'static str, error: String) -> Self {
+    fn unreadable(kind: &'static str, error: &CertificateError) -> Self {
         Self {
             kind,
             object: None,
@@ -62,7 +65,7 @@ impl Row {
             subject: String::new(),
             expires: Value::Null,
             expires_in_seconds: None,
-            error: Some(error),
+            error: Some(error.to_string()),
         }
     }
 }
@@ -79,7 +82,7 @@ pub(in crate::admin::debug) fn certificates(
     for pem in anchors {
         match Certificate::all_from_pem(pem.as_bytes()) {
             Ok(roots) => rows.extend(roots.iter().map(|root| Row::new("root", root, now))),
-            Err(error) => rows.push(Row::unreadable("root", error)),
+            Err(error) => rows.push(Row::unreadable("root", &error)),
         }
     }
     let own = authority.map(Authority::own_chain).unwrap_or_default();
@@ -91,7 +94,7 @@ pub(in crate::admin::debug) fn certificates(
             };
             let row = match Certificate::all_from_pem(content.reveal()) {
                 Ok(certificates) => certificates.first().map(|first| Row::new("Secret", first, now)),
-                Err(error) => Some(Row::unreadable("Secret", error)),
+                Err(error) => Some(Row::unreadable("Secret", &error)),
             };
             rows.extend(row.map(|row| Row {
                 object: Some(ObjectName::of(Kind::Secret, key)),
