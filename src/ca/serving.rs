@@ -7,6 +7,7 @@ mod material;
 
 use std::{
     collections::BTreeSet,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -15,16 +16,16 @@ use std::{
 use ::kube::Client;
 use bytes::Bytes;
 use smol_str::{SmolStr, format_smolstr};
-use tokio::{sync::watch, time::sleep};
+use tokio::{sync::watch, task::JoinError, time::sleep};
 
-pub use self::material::{MaterialError, certificate};
+pub use self::material::{ChainError, KeyError, MaterialError, certificate};
 use super::{
     TrustBundle,
     authority::Authority,
     channel::{self, changed},
     files::FileWatch,
     mesh_trust::MeshTrust,
-    registration::request,
+    registration::request::{self, CsrError},
     signing::SignError,
 };
 use crate::{
@@ -309,30 +310,58 @@ async fn follow_files(files: ServingFiles, clock: Clock, out: ServingSender) {
                     publish(&out, certificate, "files");
                     (loaded, last_error) = (Some(contents), String::new());
                 }
-                Err(error) if error != last_error => {
-                    tracing::error!(%error, "failed to load serving certificate, keeping the last one");
-                    last_error = error;
+                Err(error) => {
+                    let error = error.to_string();
+                    if error != last_error {
+                        tracing::error!(error, "failed to load serving certificate, keeping the last one");
+                        last_error = error;
+                    }
                 }
-                Err(_) => {}
             }
         }
         watch.changed().await;
     }
 }
 
+/// Unusable files. Retryable: their content may change, and time may make a certificate valid.
+#[derive(Debug, thiserror::Error)]
+enum FilesError {
+    /// One of them cannot be read.
+    #[error("{}: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        error: io::Error,
+    },
+    /// One of them is invalid.
+    #[error("{}: {error}", path.display())]
+    Material {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        error: MaterialError,
+    },
+}
+
 /// The content of certificate, key and roots.
 type FileContents = [Sensitive; 3];
 
 impl ServingFiles {
-    fn read(&self) -> Result<FileContents, String> {
+    fn read(&self) -> Result<FileContents, FilesError> {
         let read = |path: &PathBuf| match std::fs::read(path) {
             Ok(bytes) => Ok(Sensitive::new(bytes.into())),
-            Err(error) => Err(format!("{}: {error}", path.display())),
+            Err(error) => Err(FilesError::Read {
+                path: path.clone(),
+                error,
+            }),
         };
         Ok([read(&self.certificate)?, read(&self.key)?, read(&self.roots)?])
     }
 
-    fn certificate_of(&self, contents: &FileContents, now: SystemTime) -> Result<ServingCertificate, String> {
+    fn certificate_of(&self, contents: &FileContents, now: SystemTime) -> Result<ServingCertificate, FilesError> {
         let [chain, key, roots] = contents;
         certificate(chain.reveal(), key, roots.reveal().clone(), now).map_err(|error| {
             let file = match &error {
@@ -340,7 +369,10 @@ impl ServingFiles {
                 MaterialError::Roots(_) => &self.roots,
                 _ => &self.certificate,
             };
-            format!("{}: {error}", file.display())
+            FilesError::Material {
+                path: file.clone(),
+                error,
+            }
         })
     }
 }
@@ -396,6 +428,26 @@ async fn follow_authority(rules: ServingRules, inputs: ServingInputs, clock: Clo
     }
 }
 
+/// Reason why a CA has issued no serving certificate. Retryable.
+#[derive(Debug, thiserror::Error)]
+enum IssueError {
+    /// The mesh's CA did not sign.
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    /// The CSR could not be generated.
+    #[error(transparent)]
+    Request(#[from] rcgen::Error),
+    /// The Kubernetes signer did not sign.
+    #[error(transparent)]
+    Kubernetes(#[from] CsrError),
+    /// The certificate is invalid.
+    #[error(transparent)]
+    Material(#[from] MaterialError),
+    /// Key generation panicked, or the process is shutting down.
+    #[error(transparent)]
+    Task(#[from] JoinError),
+}
+
 /// A serving certificate of the mesh's CA, and its inputs.
 #[derive(Clone)]
 struct IssuedCertificate {
@@ -413,9 +465,9 @@ impl IssuedCertificate {
         names: Vec<SmolStr>,
         lifetime: Duration,
         now: SystemTime,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, IssueError> {
         // Generating an RSA key takes a good part of a second.
-        let making = tokio::task::spawn_blocking(move || {
+        let making = tokio::task::spawn_blocking(move || -> Result<Self, SignError> {
             let issued = signer.issue_serving(&names, lifetime, now)?;
             Ok(Self {
                 signer,
@@ -426,10 +478,7 @@ impl IssuedCertificate {
                 expires_at: issued.expires_at,
             })
         });
-        match making.await {
-            Ok(result) => result.map_err(|error: SignError| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        }
+        Ok(making.await??)
     }
 
     /// Returns true if the certificate need not be reissued.
@@ -446,8 +495,8 @@ impl IssuedCertificate {
         same && served.as_ref().is_some_and(|served| served.roots == *roots)
     }
 
-    fn certificate(&self, roots: Bytes, now: SystemTime) -> Result<ServingCertificate, String> {
-        certificate(&self.chain, &self.key, roots, now).map_err(|error| error.to_string())
+    fn certificate(&self, roots: Bytes, now: SystemTime) -> Result<ServingCertificate, MaterialError> {
+        certificate(&self.chain, &self.key, roots, now)
     }
 }
 
@@ -490,22 +539,19 @@ impl SignerClient {
         inputs: &SignerInputs,
         lifetime: Duration,
         clock: Clock,
-    ) -> Result<(ServingCertificate, SystemTime), String> {
+    ) -> Result<(ServingCertificate, SystemTime), IssueError> {
         let (chain, key) = self.certificate(&inputs.names, lifetime).await?;
         let now = (clock.now)();
-        let own = certificate(&chain, &key, inputs.roots.clone(), now).map_err(|error| error.to_string())?;
+        let own = certificate(&chain, &key, inputs.roots.clone(), now)?;
         let renew_at = now + time_until_renewal(now, own.expires_at, now);
         Ok((own, renew_at))
     }
 
     /// Generates a key, and has a certificate signed for it.
-    async fn certificate(&self, names: &[SmolStr], lifetime: Duration) -> Result<(Bytes, Sensitive), String> {
+    async fn certificate(&self, names: &[SmolStr], lifetime: Duration) -> Result<(Bytes, Sensitive), IssueError> {
         let requested = names.to_vec();
         let making = tokio::task::spawn_blocking(move || material::request(&requested));
-        let (csr, key) = match making.await {
-            Ok(result) => result.map_err(|error| error.to_string())?,
-            Err(error) => return Err(error.to_string()),
-        };
+        let (csr, key) = making.await??;
         let spec = request::CsrSpec {
             csr,
             signer: self.signer.to_string(),
@@ -513,10 +559,8 @@ impl SignerClient {
             lifetime: Some(lifetime),
             names: names.join(","),
         };
-        match request::sign(&self.client, &self.tasks, spec, ()).await {
-            Ok(chain) => Ok((chain.into(), key)),
-            Err(error) => Err(error.to_string()),
-        }
+        let chain = request::sign(&self.client, &self.tasks, spec, ()).await?;
+        Ok((chain.into(), key))
     }
 }
 

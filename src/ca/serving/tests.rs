@@ -158,7 +158,10 @@ fn mismatched_material_is_rejected() {
         certificate(chain, key, roots, now).map(|_| ()).expect_err("a refusal")
     };
     let (_, other_key) = pair(&issuer);
-    assert_eq!(refused(&chain, &other_key, roots(), *NOW), MaterialError::Mismatch);
+    assert!(matches!(
+        refused(&chain, &other_key, roots(), *NOW),
+        MaterialError::Mismatch
+    ));
     assert!(matches!(
         refused(&chain, &key, roots(), *NOW + HOUR),
         MaterialError::Expired(_)
@@ -416,18 +419,20 @@ fn errors_name_the_file() {
         key: "/tls.key".into(),
         roots: "/ca.crt".into(),
     };
-    let missing = files.read().expect_err("no files");
+    let missing = files.read().expect_err("no files").to_string();
     assert!(missing.starts_with("/tls.crt: "), "{missing}");
     let issuer = authority(HOUR);
     let (chain, key) = pair(&issuer);
     let roots = Sensitive::new(issuer.trusted_roots().clone());
     let contents = [Sensitive::new(chain), Sensitive::default(), roots];
     let error = files.certificate_of(&contents, *NOW).map(|_| ()).expect_err("no key");
+    let error = error.to_string();
     assert!(error.starts_with("/tls.key: "), "{error}");
     let [chain, _, _] = contents;
     let error = files
         .certificate_of(&[chain, key, Sensitive::default()], *NOW)
         .map(|_| ())
-        .expect_err("no roots");
+        .expect_err("no roots")
+        .to_string();
     assert!(error.starts_with("/ca.crt: "), "{error}");
 }
