@@ -27,7 +27,7 @@ pub use client_tls::{ClientTls, ClientTlsError};
 use connect::{Connector, Stream};
 pub use connect::{Resolve, SystemResolver};
 pub use error::FetchError;
-pub use operator::{Dialer, Endpoint, HttpClient, HttpError, Link, with_causes};
+pub use operator::{Dialer, Endpoint, HttpClient, HttpError, Link, ServerNameError, with_causes};
 pub use tls::UnverifiedServer;
 
 /// Largest number of redirects. Go's client has the same limit.

@@ -22,7 +22,10 @@ use hyper_util::{
     },
     rt::{TokioExecutor, TokioIo},
 };
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::{
+    ClientConfig,
+    pki_types::{InvalidDnsNameError, ServerName},
+};
 use tokio::{
     net::{TcpStream, UnixStream},
     time::timeout,
@@ -46,6 +49,15 @@ pub enum Endpoint {
     Socket(PathBuf),
 }
 
+/// The host of an endpoint, or the name for its TLS, is not the name of a server.
+#[derive(Debug, thiserror::Error)]
+#[error("{name:?} is not the name of a server")]
+pub struct ServerNameError {
+    name: String,
+    #[source]
+    error: InvalidDnsNameError,
+}
+
 /// Makes connections to one server. Cheap to clone.
 #[derive(Clone)]
 pub struct Dialer {
@@ -55,7 +67,7 @@ pub struct Dialer {
 
 impl Dialer {
     /// Returns a dialer. `tls` has the name of the server; empty for the host of the endpoint. Fails if it is no name.
-    pub fn new(endpoint: Endpoint, tls: Option<(&str, Arc<ClientConfig>)>) -> Result<Self, String> {
+    pub fn new(endpoint: Endpoint, tls: Option<(&str, Arc<ClientConfig>)>) -> Result<Self, ServerNameError> {
         let tls = match tls {
             None => None,
             Some((name, config)) => {
@@ -64,7 +76,10 @@ impl Dialer {
                     Endpoint::Host(..) | Endpoint::Socket(_) => name,
                 };
                 let name = ServerName::try_from(host.to_owned());
-                let name = name.map_err(|_| format!("{host:?} is not the name of a server"))?;
+                let name = name.map_err(|error| ServerNameError {
+                    name: host.to_owned(),
+                    error,
+                })?;
                 Some((name, config))
             }
         };

@@ -310,7 +310,7 @@ impl Client {
     /// Reads one stream until it ends.
     async fn stream(&mut self, variant: Variant, backoff: &mut Backoff) -> Result<std::convert::Infallible, Lost> {
         let opening = async {
-            let channel = self.server.connect().await.map_err(StreamEnd::Ended)?;
+            let channel = self.server.connect().await?;
             McpStream::open(channel, variant, self.node.clone()).await
         };
         let opened = timeout(CONNECTION.answers, opening).await;

@@ -161,7 +161,7 @@ impl Inner {
         let tls = self.tls(credential).map_err(invalid)?;
         let config = tls.config().map_err(|error| invalid(error.to_string()))?;
         let endpoint = Endpoint::Host(replica.host.to_string(), replica.port);
-        let dialer = Dialer::new(endpoint, Some((name, config))).map_err(invalid)?;
+        let dialer = Dialer::new(endpoint, Some((name, config))).map_err(|error| invalid(error.to_string()))?;
         let endpoint = TonicEndpoint::from_shared(format!("http://{name}"));
         let endpoint = endpoint
             .map_err(|error| invalid(error.to_string()))?

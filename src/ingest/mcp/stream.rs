@@ -9,6 +9,7 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 
 use super::{
     CONNECTION,
+    connect::ConnectError,
     objects::{Answer, requested_types},
 };
 use crate::{
@@ -66,6 +67,9 @@ pub(super) enum StreamEnd {
     /// The server does not have this variant of ADS.
     #[error("the server does not support it")]
     Unsupported,
+    /// There is no connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// The server ended the stream, or the connection was lost.
     #[error("{0}")]
     Ended(String),
@@ -79,7 +83,7 @@ impl StreamEnd {
     pub(super) fn label(&self) -> &'static str {
         match self {
             Self::Unsupported => "unsupported",
-            Self::Ended(_) => "disconnected",
+            Self::Connect(_) | Self::Ended(_) => "disconnected",
             Self::WrongType(_) => "wrong_type",
         }
     }

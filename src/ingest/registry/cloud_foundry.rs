@@ -176,7 +176,7 @@ impl CloudFoundrySettings {
         };
         let config = tls.config().map_err(|error| failed(error.to_string()))?;
         let endpoint = Endpoint::Host(self.host.clone(), self.port);
-        let dialer = Dialer::new(endpoint, Some(("", config))).map_err(failed)?;
+        let dialer = Dialer::new(endpoint, Some(("", config))).map_err(|error| failed(error.to_string()))?;
         let endpoint = TonicEndpoint::from_shared(format!("http://{}:{}", self.host, self.port));
         let endpoint = endpoint.map_err(|error| failed(error.to_string()))?.timeout(TIMEOUT);
         let connected = endpoint.connect_with_connector(dialer).await;

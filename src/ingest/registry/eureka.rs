@@ -103,7 +103,8 @@ impl EurekaSource {
             "https" => Some(("", tls.config()?)),
             _ => return Err(invalid("is neither http nor https")),
         };
-        let dialer = Dialer::new(Endpoint::Host(host.to_owned(), port), tls).map_err(|why| invalid(&why))?;
+        let dialer = Dialer::new(Endpoint::Host(host.to_owned(), port), tls);
+        let dialer = dialer.map_err(|error| invalid(&error.to_string()))?;
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         let credentials = basic_authorization(&url).map_err(|error| invalid(&error.to_string()))?;

@@ -73,7 +73,7 @@ impl ConsulSettings {
             Some(tls) => Some((tls.server_name.as_str(), tls.config()?)),
         };
         let dialer = Dialer::new(endpoint, tls);
-        let dialer = dialer.map_err(|why| ConsulSettingsError::Address(address.to_owned(), why))?;
+        let dialer = dialer.map_err(|why| ConsulSettingsError::Address(address.to_owned(), why.to_string()))?;
         let http = HttpClient::new(dialer, headers(settings)?, MAX_BYTES);
         let scope = [
             ("ns", settings.variable("CONSUL_NAMESPACE").unwrap_or_default()),
