@@ -5,7 +5,7 @@ use cel::{
     common::ast::{CallExpr, EntryExpr, Expr, IdedEntryExpr, LiteralValue},
 };
 
-use super::regex;
+use super::regex::{self, RegexError};
 
 /// The functions that some release of Envoy may have: those of CEL's standard, and of its extensions for texts.
 /// `string` is none of them: Envoy has it only where a filter enables it (`enable_string_conversion`).
@@ -57,49 +57,77 @@ const FUNCTIONS: [&str; 41] = [
 /// of which takes 160 KiB in builds without optimisation: 15 MiB, and less than 1 MiB more for the text of an error.
 const STACK: usize = 64 << 20;
 
+/// The first mistake of an expression.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CelError {
+    /// Its syntax is invalid, at this line and column.
+    #[error("line {line}, column {column}: {reason}")]
+    Syntax {
+        /// The line; the first one is 1.
+        line: isize,
+        /// The column; the first one is 1.
+        column: isize,
+        /// The reason.
+        reason: String,
+    },
+    /// Its syntax is invalid; the parser does not say where.
+    #[error("it has a mistake")]
+    Invalid,
+    /// It has a macro with an iteration.
+    #[error("proxies have no macros for lists and maps, such as all")]
+    Comprehension,
+    /// Proxies do not have this function.
+    #[error("{0} is not a function of proxies")]
+    Function(String),
+    /// One of its regular expressions is refused.
+    #[error(transparent)]
+    Regex(#[from] RegexError),
+}
+
 /// Checks the syntax of an expression, and that it has no macro or function that all proxies refuse. Names and types
 /// are not checked, since they depend on the proxy.
-///
-/// # Errors
-/// The first mistake, with its line and column if the syntax is invalid.
-pub fn check(expression: &str) -> Result<(), String> {
+pub fn check(expression: &str) -> Result<(), CelError> {
     // The tree is as deep as the expression has operators, so it is also dropped on the large stack.
     stacker::grow(STACK, || parse(expression))
 }
 
-fn parse(expression: &str) -> Result<(), String> {
+fn parse(expression: &str) -> Result<(), CelError> {
     let errors = match cel::parser::Parser::new().parse(expression) {
         Ok(tree) => return supported(&tree),
         Err(errors) => errors,
     };
     let Some(error) = errors.errors.first() else {
-        return Err("it has a mistake".to_owned());
+        return Err(CelError::Invalid);
     };
     let (line, column) = error.pos;
-    let message = if error.msg.contains("Recursion limit") {
+    let reason = if error.msg.contains("Recursion limit") {
         "it is nested too deeply"
     } else {
         // A list of all tokens that may stand there follows.
         error.msg.split(" expecting {").next().unwrap_or_default()
     };
-    Err(format!("line {line}, column {column}: {message}"))
+    Err(CelError::Syntax {
+        line,
+        column,
+        reason: reason.to_owned(),
+    })
 }
 
 /// Checks that proxies may compile an expression. Envoy refuses a listener with one that it cannot compile, and it has
 /// no comprehensions (source/extensions/filters/common/expr/evaluator.cc).
-fn supported(tree: &IdedExpr) -> Result<(), String> {
+fn supported(tree: &IdedExpr) -> Result<(), CelError> {
     let mut open = vec![tree];
     while let Some(next) = open.pop() {
         match &next.expr {
-            Expr::Comprehension(_) => return Err("proxies have no macros for lists and maps, such as all".to_owned()),
+            Expr::Comprehension(_) => return Err(CelError::Comprehension),
             Expr::Call(call) => {
                 let name = call.func_name.as_str();
                 // The names of operators have signs.
                 if name.bytes().all(|byte| byte.is_ascii_alphanumeric()) && !FUNCTIONS.contains(&name) {
-                    return Err(format!("{name} is not a function of proxies"));
+                    return Err(CelError::Function(name.to_owned()));
                 }
                 if let Some(Err(error)) = pattern(call).map(regex::check_syntax) {
-                    return Err(error.to_string());
+                    return Err(error.into());
                 }
                 open.extend(call.target.as_deref());
                 open.extend(&call.args);
@@ -152,7 +180,7 @@ mod tests {
             ("'a", "line 1, column 1: "),
             ("has(a)", "line 1, column 5: "),
         ] {
-            let error = check(expression).expect_err(expression);
+            let error = check(expression).expect_err(expression).to_string();
             assert!(error.starts_with(at), "{expression}: {error}");
         }
     }
@@ -172,7 +200,7 @@ mod tests {
                 "regular expression",
             ),
         ] {
-            let error = check(expression).expect_err(expression);
+            let error = check(expression).expect_err(expression).to_string();
             assert!(error.contains(name), "{expression}: {error}");
         }
     }
@@ -180,7 +208,7 @@ mod tests {
     #[test]
     fn deep_nesting_is_refused() {
         for unit in ["(", "[", "a?b:", "f("] {
-            let error = check(&unit.repeat(2000)).expect_err(unit);
+            let error = check(&unit.repeat(2000)).expect_err(unit).to_string();
             assert!(error.ends_with("nested too deeply"), "{unit}: {error}");
         }
         for unit in ["!!a||", "a+", "a.", "a&&"] {
