@@ -37,6 +37,7 @@ use crate::{
         authentication::{self, PeerPolicy},
         destination_rule,
         policy::Subject,
+        workload::MUTUAL_TLS,
     },
 };
 
@@ -120,7 +121,8 @@ impl GrpcProxyView {
     fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let proxy = selected.proxy;
         let subject = Subject::workload(proxy.namespace.clone(), Labels::clone(&selected.labels));
-        let announces_mtls = selected.labels.get(tls::MODE_LABEL).is_some_and(|mode| mode == "istio");
+        let mode = selected.labels.get(tls::MODE_LABEL);
+        let announces_mtls = mode.is_some_and(|mode| mode == MUTUAL_TLS);
         Self {
             scope: selected.scope.clone(),
             namespace: proxy.metadata_value(MetadataKey::Namespace),

@@ -10,7 +10,7 @@ use smol_str::SmolStr;
 use super::{
     MeshSnapshot,
     service::{Registry, Resolution, Service, ServiceKey, ServicePort},
-    workload::{Origin, TUNNEL_HTTP, TUNNEL_LABEL, Workload, address_name},
+    workload::{Origin, PLAINTEXT, TUNNEL_HTTP, TUNNEL_LABEL, Workload, address_name},
 };
 use crate::{
     base::{ClusterId, NetworkId, Shared},
@@ -208,7 +208,7 @@ fn port_traits(service: &Service, endpoints: &[Endpoint]) -> BTreeMap<u32, PortT
     let (mut numbered, mut named) = (BTreeMap::new(), BTreeMap::new());
     for endpoint in endpoints {
         let traits = PortTraits {
-            plaintext: endpoint.origin.tls_mode == "disabled",
+            plaintext: endpoint.origin.tls_mode == PLAINTEXT,
             all_tunnel: endpoint.supports_tunnel(),
         };
         let known = match endpoint.service_port {

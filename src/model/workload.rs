@@ -75,7 +75,7 @@ pub struct Origin {
     pub locality: SmolStr,
     /// Load balancing weight, 0 if unset.
     pub weight: u32,
-    /// `istio`, `disabled`, or another text of the label.
+    /// [`MUTUAL_TLS`], [`PLAINTEXT`], or another text of the label.
     pub tls_mode: SmolStr,
     /// Name of the owner (Deployment …) or of the WorkloadEntry, empty if unknown.
     pub workload_name: SmolStr,
@@ -87,6 +87,18 @@ pub struct Origin {
     pub hostname: SmolStr,
     /// `subdomain` of the pod.
     pub subdomain: SmolStr,
+}
+
+/// The mode of a workload that accepts mutual TLS of the mesh itself: it has a sidecar, or is a gateway.
+pub const MUTUAL_TLS: &str = "istio";
+/// The mode of a workload that accepts plaintext only.
+pub const PLAINTEXT: &str = "disabled";
+
+impl Origin {
+    /// Returns true if the workload accepts mutual TLS of the mesh itself, without HBONE.
+    pub fn accepts_mutual_tls(&self) -> bool {
+        self.tls_mode == MUTUAL_TLS
+    }
 }
 
 /// Returns the workloads that changes of Pods or WorkloadEntries affect.
@@ -288,14 +300,18 @@ fn is_healthy(entry: &Config<WorkloadEntry>) -> bool {
 
 /// Returns the mTLS mode of a workload: by its label, or else by whether an entry has an account.
 fn tls_mode(labels: &Labels, entry_account: &str) -> SmolStr {
-    let default = if entry_account.is_empty() { "disabled" } else { "istio" };
+    let default = if entry_account.is_empty() {
+        PLAINTEXT
+    } else {
+        MUTUAL_TLS
+    };
     let label = labels.get("security.istio.io/tlsMode");
     label.cloned().unwrap_or(SmolStr::new_static(default))
 }
 
 /// Emits the namespace of a workload that has a sidecar. Gateways, which also accept TLS of the mesh, have none.
 pub fn sidecar_namespace(key: &WorkloadKey, workload: &Workload, emit: &mut dyn FnMut(Namespace)) {
-    if workload.origin.tls_mode == "istio" && !workload.labels.contains_key(GATEWAY_NAME_LABEL) {
+    if workload.origin.accepts_mutual_tls() && !workload.labels.contains_key(GATEWAY_NAME_LABEL) {
         emit(key.object.namespace.clone());
     }
 }

@@ -14,7 +14,7 @@ use crate::{
         tls::enforce_compliance,
         wire::{Encoded, Writer},
     },
-    model::{credential::AUTHORITY_SUFFIX, features::Features, service::Registry},
+    model::{credential::AUTHORITY_SUFFIX, features::Features, service::Registry, workload::MUTUAL_TLS},
     proto::{
         Any,
         envoy::{
@@ -136,7 +136,7 @@ pub(super) fn apply(
         builder.cluster.transport_socket_matches = vec![
             TransportSocketMatch {
                 name: "tlsMode-istio".to_owned(),
-                r#match: Some(structure([("tlsMode", text("istio"))])),
+                r#match: Some(structure([("tlsMode", text(MUTUAL_TLS))])),
                 transport_socket: Some(tls),
             },
             plaintext_match(),

@@ -6,7 +6,7 @@ use prost_types::Struct;
 
 use super::{
     EndpointProxyView, address_in,
-    lb_endpoint::{LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, limit_weights, write_address, write_metadata},
+    lb_endpoint::{LbEndpoint, LocalityEndpoints, USUAL_LENGTH, limit_weights, write_address, write_metadata},
     locality,
     network::{self, Destination},
     waypoint_service,
@@ -30,6 +30,7 @@ use crate::{
         gateway_api::inference_pool,
         service::{ServicePort, TrafficDistribution},
         waypoint::{MANAGED_LABEL, MESH_CONTROLLER},
+        workload::{MUTUAL_TLS, PLAINTEXT},
     },
     proto::{
         envoy::config::core::v3::HealthStatus,
@@ -37,8 +38,6 @@ use crate::{
         istio::networking::v1alpha3::{ClientTlsSettings, Subset, TrafficPolicy, client_tls_settings::TlSmode},
     },
 };
-
-const PLAINTEXT: &str = "disabled";
 
 /// A service port, or a subset of it.
 pub struct Target<'a> {
@@ -304,7 +303,7 @@ impl<'m, 'e> MtlsChecker<'m, 'e> {
         if let Some(mode) = self.rule {
             return mode == TlSmode::IstioMutual;
         }
-        endpoint.origin.tls_mode == MTLS && self.demanded(ctx, endpoint) != MtlsMode::Disable
+        endpoint.origin.accepts_mutual_tls() && self.demanded(ctx, endpoint) != MtlsMode::Disable
     }
 
     fn demanded(&mut self, ctx: &BuildContext<'m>, endpoint: &'e Endpoint) -> MtlsMode {
@@ -381,7 +380,7 @@ fn member(
         weight: endpoint.origin.weight.max(1),
         labels: endpoint.origin.labels.clone(),
         // Parity (pilot/pkg/xds/endpoints/ep_filters.go): behind a waypoint, endpoints with tunnels keep this mark.
-        mtls: tls_mode == Some(MTLS) && (listener.is_none() || target.mode.is_vip()),
+        mtls: tls_mode == Some(MUTUAL_TLS) && (listener.is_none() || target.mode.is_vip()),
         network: endpoint.origin.network.clone(),
         cluster: endpoint.origin.cluster.clone(),
         has_address: !endpoint.address.is_empty() && endpoint.port != 0,
@@ -408,7 +407,7 @@ impl Target<'_> {
         let managed = endpoint.origin.labels.get(MANAGED_LABEL);
         let is_waypoint = managed.is_some_and(|by| by == MESH_CONTROLLER);
         let prefers_tls = !self.mode.is_vip() && !ctx.mesh.installation.features.pilot_prefer_sending_hbone;
-        let has_sidecar = endpoint.origin.tls_mode == MTLS;
+        let has_sidecar = endpoint.origin.accepts_mutual_tls();
         (is_waypoint || endpoint.supports_tunnel()) && !(has_sidecar && prefers_tls)
     }
 }

@@ -8,7 +8,7 @@ use crate::{
         constant::{self, ISTIO_METADATA},
         wire::{Encoded, Writer},
     },
-    model::features::Features,
+    model::{features::Features, workload::MUTUAL_TLS},
     proto::{
         envoy::config::{
             core::v3::{Address, Metadata},
@@ -20,8 +20,6 @@ use crate::{
 
 /// Metadata that selects the transport socket of an endpoint.
 pub(super) const SOCKET_METADATA: &str = "envoy.transport_socket_match";
-
-pub(super) const MTLS: &str = "istio";
 
 /// Typical length of an encoded endpoint, in bytes.
 pub(super) const USUAL_LENGTH: usize = 160;
@@ -127,7 +125,9 @@ pub(super) fn peer(features: &Features, address: &str, port: u32, workload: &str
             out.nested(endpoint::ADDRESS, |out| write_address(out, address, port));
         });
         out.nested(lb_endpoint::METADATA, |out| {
-            write_metadata(out, features, Some(("tlsMode", MTLS)), |out| out.push_str(workload));
+            write_metadata(out, features, Some(("tlsMode", MUTUAL_TLS)), |out| {
+                out.push_str(workload);
+            });
         });
     })
 }

@@ -227,7 +227,7 @@ fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePo
         at_tunnelled_address: false,
         origin: Shared::new(Origin {
             cluster: config.meta.cluster().clone(),
-            tls_mode: SmolStr::new_static("disabled"),
+            tls_mode: SmolStr::new_static(workload::PLAINTEXT),
             workload_name: config.meta.name().clone(),
             namespace: config.meta.namespace().clone(),
             ..Origin::default()

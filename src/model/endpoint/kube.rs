@@ -223,7 +223,7 @@ fn origin_without_pod(
         labels: Shared::new(workload::augmented(&Labels::new(), cluster, "", "", &network)),
         network,
         cluster: cluster.clone(),
-        tls_mode: SmolStr::new_static("disabled"),
+        tls_mode: SmolStr::new_static(workload::PLAINTEXT),
         ..Origin::default()
     });
     last.insert(origin).clone()

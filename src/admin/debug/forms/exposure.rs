@@ -638,7 +638,7 @@ impl Transport {
     fn of(endpoint: &Endpoint) -> Self {
         if endpoint.supports_tunnel() {
             Self::Hbone
-        } else if endpoint.origin.tls_mode == "istio" {
+        } else if endpoint.origin.accepts_mutual_tls() {
             Self::Sidecar
         } else {
             Self::None
