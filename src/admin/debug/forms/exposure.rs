@@ -138,9 +138,23 @@ struct Seen {
     /// True for gateways and waypoints.
     gateway: bool,
     proxies: usize,
-    /// The reason why the service is not seen: `exportTo`, `Sidecar`, or `another service` of the host; none if it is.
+    /// The reason why the service is not seen; none if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    hidden_by: Option<&'static str>,
+    hidden_by: Option<HiddenBy>,
+}
+
+/// The reason why proxies do not see the service.
+#[derive(Debug, PartialEq, Serialize)]
+enum HiddenBy {
+    /// It is not exported to their namespace.
+    #[serde(rename = "exportTo")]
+    ExportTo,
+    /// Their Sidecar does not import it.
+    #[serde(rename = "Sidecar")]
+    Sidecar,
+    /// They see another service of the host.
+    #[serde(rename = "another service")]
+    AnotherService,
 }
 
 /// The waypoint that the service requests.
@@ -148,8 +162,30 @@ struct Seen {
 #[serde(rename_all = "camelCase")]
 struct Waypoint {
     gateway: ObjectName,
-    /// `used`; or why not: `not ready`, `denied` or `unsupported`.
-    state: &'static str,
+    state: WaypointState,
+}
+
+/// The use of the waypoint, or the reason why it is not used.
+#[derive(Debug, PartialEq, Serialize)]
+enum WaypointState {
+    #[serde(rename = "used")]
+    Used,
+    #[serde(rename = "not ready")]
+    NotReady,
+    #[serde(rename = "denied")]
+    Denied,
+    #[serde(rename = "unsupported")]
+    Unsupported,
+}
+
+impl From<Refusal> for WaypointState {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NotReady => Self::NotReady,
+            Refusal::Denied => Self::Denied,
+            Refusal::Unsupported => Self::Unsupported,
+        }
+    }
 }
 
 /// A policy that applies to requests to the service.
@@ -415,19 +451,19 @@ impl View<'_> {
         namespaces.into_iter().collect()
     }
 
-    fn hidden_by(&self, scope: &SidecarScope) -> Option<&'static str> {
+    fn hidden_by(&self, scope: &SidecarScope) -> Option<HiddenBy> {
         let shown = scope.service(&self.key.hostname);
         if shown == Some(self.key) {
             return None;
         }
         let namespace = scope.key.namespace();
         if !self.service.all().any(|one| one.export_to.visible_to(namespace)) {
-            return Some("exportTo");
+            return Some(HiddenBy::ExportTo);
         }
         Some(match shown {
-            Some(_) => "another service",
-            None if scope.key.sidecar().is_some() => "Sidecar",
-            None => "another service",
+            Some(_) => HiddenBy::AnotherService,
+            None if scope.key.sidecar().is_some() => HiddenBy::Sidecar,
+            None => HiddenBy::AnotherService,
         })
     }
 
@@ -438,15 +474,8 @@ impl View<'_> {
         let (cluster, labels) = waypoint::declaration(&self.cx, self.mesh, self.service)?;
         let attached = waypoint::for_service(&self.cx, self.mesh, cluster, labels, &self.key.namespace);
         let (gateway, state) = match attached {
-            Ok(gateway) => (gateway?, "used"),
-            Err(NotAttached { gateway, reason }) => (
-                gateway,
-                match reason {
-                    Refusal::NotReady => "not ready",
-                    Refusal::Denied => "denied",
-                    Refusal::Unsupported => "unsupported",
-                },
-            ),
+            Ok(gateway) => (gateway?, WaypointState::Used),
+            Err(NotAttached { gateway, reason }) => (gateway, reason.into()),
         };
         Some(Waypoint {
             gateway: ObjectName::of(Kind::KubeGateway, &gateway),
