@@ -7,7 +7,7 @@
 use regex::bytes::{Regex, RegexBuilder};
 use regex_syntax::ast::{Ast, RepetitionKind, RepetitionRange, parse::ParserBuilder};
 
-use crate::base::re2::from_re2;
+use crate::base::re2::{self, from_re2};
 
 /// The maximum length of an expression in bytes. Istio has the same limit.
 pub const MAX_LENGTH: usize = 1024;
@@ -155,14 +155,8 @@ fn build(expression: &str, unicode: bool, max_compiled: usize) -> Result<Regex, 
         .build()
         .map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => RegexError::TooLarge(max_compiled),
-            error => RegexError::Syntax(last_line(&error.to_string())),
+            error => RegexError::Syntax(re2::reason(&error)),
         })
-}
-
-/// Returns the reason: the last line of the library's message, which also draws the expression.
-fn last_line(text: &str) -> String {
-    let line = text.lines().last().unwrap_or_default().trim();
-    line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
 #[cfg(test)]

@@ -48,6 +48,14 @@ pub fn from_re2(expression: &str) -> Result<String, SyntaxError> {
     Ok(rewriter.out)
 }
 
+/// Returns the reason why the library does not compile an expression: the last line of its message, which also draws
+/// the expression.
+pub fn reason(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let line = text.lines().last().unwrap_or_default().trim();
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+}
+
 /// Returns an expression that matches exactly this text, escaped as Go's `regexp.QuoteMeta` does.
 pub fn quoted(text: &str) -> String {
     let mut result = String::with_capacity(text.len());

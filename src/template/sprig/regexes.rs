@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use regex::bytes::{Regex, RegexBuilder};
 
-use crate::base::re2::from_re2;
+use crate::base::re2::{self, from_re2};
 
 use super::{
     super::{
@@ -167,19 +167,13 @@ fn compile(context: &mut Context<'_>, expression: &[u8]) -> Result<Arc<Regex>, F
         .build()
         .map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => invalid("expression too large"),
-            error => invalid(last_line(&error.to_string())),
+            error => invalid(&re2::reason(&error)),
         })?;
     let regex = Arc::new(regex);
     if context.regexes.len() < MAX_KEPT {
         context.regexes.insert(expression.to_owned(), regex.clone());
     }
     Ok(regex)
-}
-
-/// Returns the reason: the last line of the library's message, which also draws the expression.
-fn last_line(text: &str) -> &str {
-    let line = text.lines().last().unwrap_or_default().trim();
-    line.strip_prefix("error: ").unwrap_or(line)
 }
 
 /// Replaces the classes that mean ASCII in RE2 and Unicode in the library.
