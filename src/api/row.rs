@@ -1,6 +1,6 @@
 //! A parsed object of any kind.
 
-use super::{Kind, kinds::with_kinds, meta::Keyed};
+use super::{Kind, hidden_gateway::HiddenGateway, kinds::with_kinds, meta::Keyed};
 use crate::base::{ObjectKey, Shared};
 
 /// The row type of each kind, named after the kind.
@@ -54,3 +54,15 @@ macro_rules! row_enum {
 }
 
 with_kinds!(row_enum);
+
+impl Row {
+    /// Returns the row that counts if this row does not: that of a Gateway to another network.
+    ///
+    /// Parity (pilot/pkg/serviceregistry/kube/controller/network.go): such Gateways count in all namespaces.
+    pub fn hidden_gateway(&self) -> Option<Self> {
+        match self {
+            Self::KubeGateway(gateway) => HiddenGateway::of(gateway).map(Self::from),
+            _ => None,
+        }
+    }
+}

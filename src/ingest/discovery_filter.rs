@@ -82,13 +82,9 @@ impl KnownObject {
     }
 
     /// Returns the row of a Gateway that counts only as a gateway to another network.
-    ///
-    /// Parity (pilot/pkg/serviceregistry/kube/controller/network.go): such Gateways count in all namespaces.
     fn hidden_gateway(&self) -> Option<Row> {
-        match &self.row {
-            Some(Row::KubeGateway(gateway)) if !self.is_visible => HiddenGateway::of(gateway).map(Row::from),
-            _ => None,
-        }
+        let hidden = self.row.as_ref().filter(|_| !self.is_visible)?;
+        hidden.hidden_gateway()
     }
 
     fn active_diagnostics(&self) -> BTreeSet<Diagnostic> {

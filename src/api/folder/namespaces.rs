@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    api::{Kind, Row, hidden_gateway::HiddenGateway, mesh_config},
+    api::{Kind, Row, mesh_config},
     base::{ClusterId, Namespace},
 };
 
@@ -50,9 +50,6 @@ impl SelectedNamespaces {
 
     /// Returns the row of a Gateway that counts only as a gateway to another network.
     pub fn hidden_gateway(&self, row: &Row) -> Option<Row> {
-        match row {
-            Row::KubeGateway(gateway) if !self.contain(row) => HiddenGateway::of(gateway).map(Row::from),
-            _ => None,
-        }
+        row.hidden_gateway().filter(|_| !self.contain(row))
     }
 }
