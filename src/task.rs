@@ -3,6 +3,7 @@
 
 use std::{
     future::{Future, pending},
+    hash::{BuildHasher, RandomState},
     panic::AssertUnwindSafe,
     time::Duration,
 };
@@ -134,6 +135,18 @@ pub async fn until(instant: Option<Instant>) {
     }
 }
 
+/// Returns 90 % to 110 % of a duration, so that what begins at the same time does not end at the same time.
+pub fn jittered(duration: Duration) -> Duration {
+    duration.mul_f64(0.9) + random_part(duration.mul_f64(0.2))
+}
+
+/// Returns a random part of a duration.
+pub fn random_part(whole: Duration) -> Duration {
+    // A `RandomState` has random keys; nothing else here needs randomness.
+    let part = RandomState::new().hash_one(0) % 10_001;
+    whole.mul_f64(part as f64 / 10_000.0)
+}
+
 /// Publishes a value, unless it equals the last one. Returns true if it was published.
 pub fn publish<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
     sender.send_if_modified(|last| {
@@ -193,6 +206,17 @@ mod tests {
         }
         assert_eq!(started.recv().await, None);
         assert_eq!(tasks.panics().with_label_values(&["a"]).get(), 2);
+    }
+
+    #[test]
+    fn parts_of_durations_are_random() {
+        let longest = Duration::from_secs(5);
+        let parts: Vec<Duration> = (0..100).map(|_| random_part(longest)).collect();
+        assert!(parts.iter().all(|part| *part <= longest));
+        let early = parts.iter().filter(|part| **part < longest / 2).count();
+        assert!((10..=90).contains(&early), "{early} of 100 parts are in the first half");
+        let mut jittered = (0..100).map(|_| jittered(longest));
+        assert!(jittered.all(|duration| duration >= longest * 9 / 10 && duration <= longest * 11 / 10));
     }
 
     #[test]

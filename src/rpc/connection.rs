@@ -1,11 +1,9 @@
 //! HTTP/2 connections: serves them until they must close.
 
 use std::{
-    collections::hash_map::RandomState,
     convert::Infallible,
     error::Error,
     future::Future,
-    hash::BuildHasher,
     io,
     net::SocketAddr,
     pin::pin,
@@ -40,7 +38,10 @@ use super::{
     socket::{Socket, Uncork},
     transport::LimitedTransport,
 };
-use crate::{auth::tls::PeerCertificate, task::Tasks};
+use crate::{
+    auth::tls::PeerCertificate,
+    task::{Tasks, jittered, random_part},
+};
 
 /// The time limit for the last trailers of a connection.
 const TRAILERS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -332,7 +333,7 @@ impl<S: Service> Connections<S> {
         }
         if reason == CloseReason::ShutDown {
             // The connection is served as before in the meantime.
-            let delay = part_of(drain_window(self.options.drain, self.live.load(Ordering::Relaxed)));
+            let delay = random_part(drain_window(self.options.drain, self.live.load(Ordering::Relaxed)));
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
                 () = pre_auth.evicted() => return,
@@ -388,6 +389,7 @@ impl<S: Service> Connections<S> {
             close_reasons.push(Box::pin(shed(shedding).map(|()| CloseReason::Shed)));
         }
         if let Some(age) = self.options.max_age {
+            // Connections of the same age are not closed at once.
             close_reasons.push(Box::pin(
                 tokio::time::sleep(jittered(age)).map(|()| CloseReason::MaxAge),
             ));
@@ -422,7 +424,7 @@ async fn shed(mut shedding: watch::Receiver<Shedding>) {
                 }
                 let over = *shedding.borrow_and_update();
                 // A second order does not postpone the first.
-                due = over.map(|over| due.unwrap_or_else(|| Instant::now() + part_of(over)));
+                due = over.map(|over| due.unwrap_or_else(|| Instant::now() + random_part(over)));
             }
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => return,
         }
@@ -437,18 +439,6 @@ pub async fn reached(at: SystemTime, wall_clock: fn() -> SystemTime) {
     {
         tokio::time::sleep(left.min(STEP)).await;
     }
-}
-
-/// Returns 90 % to 110 % of an age, so that connections of the same age are not closed at once.
-fn jittered(age: Duration) -> Duration {
-    age.mul_f64(0.9) + part_of(age.mul_f64(0.2))
-}
-
-/// Returns a random part of a duration.
-fn part_of(whole: Duration) -> Duration {
-    // A `RandomState` has random keys; nothing else here needs randomness.
-    let part = RandomState::new().hash_one(0) % 10_001;
-    whole.mul_f64(part as f64 / 10_000.0)
 }
 
 /// Returns the time over which this number of connections closes at shutdown.
@@ -484,18 +474,9 @@ mod tests {
     }
 
     #[test]
-    fn connections_close_one_after_the_other() {
+    fn few_connections_close_early() {
         let longest = Duration::from_secs(5);
         assert_eq!(drain_window(longest, 20), Duration::from_millis(20));
         assert_eq!(drain_window(longest, 10_000), longest);
-        let parts: Vec<Duration> = (0..100).map(|_| part_of(longest)).collect();
-        assert!(parts.iter().all(|part| *part <= longest));
-        let early = parts.iter().filter(|part| **part < longest / 2).count();
-        assert!((10..=90).contains(&early), "{early} of 100 parts are in the first half");
-        assert!(
-            (0..100)
-                .map(|_| jittered(longest))
-                .all(|age| age >= longest * 9 / 10 && age <= longest * 11 / 10)
-        );
     }
 }

@@ -18,6 +18,7 @@ use crate::{
     environment,
     fetch::{FetchError, Fetcher},
     metrics,
+    task::jittered,
 };
 
 /// Concurrent fetches, which bounds the sockets of thousands of policies.
@@ -125,6 +126,7 @@ impl Fetch for Network {
         shares: SourceShares,
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>> {
         Box::pin(async move {
+            // Replicas and sources do not fetch at the same time.
             tokio::time::sleep(jittered(wait)).await;
             // The share of the namespace comes first: a fetch that waits for it must hold no permit that others need.
             let _share = shares.fetch().await;
@@ -139,13 +141,4 @@ impl Fetch for Network {
 fn keys_url(description: &[u8]) -> Option<String> {
     let description: Value = serde_json::from_slice(description).ok()?;
     Some(description.get("jwks_uri")?.as_str()?.to_owned())
-}
-
-/// Adds a jitter of up to a tenth, so that replicas and sources do not fetch at the same time.
-fn jittered(wait: Duration) -> Duration {
-    let mut random = [0; 1];
-    if aws_lc_rs::rand::fill(&mut random).is_err() {
-        return wait;
-    }
-    wait.mul_f64(0.9 + 0.2 * f64::from(random[0]) / 255.0)
 }
