@@ -282,8 +282,7 @@ impl Controllers {
     fn election(&self, cluster: &Cluster) -> Election {
         let tasks = &self.environment.tasks;
         let (sender, default_revision) = watch::channel(SmolStr::default());
-        let enabled = self.installation.features.enable_leader_election;
-        if follows_default_tag(enabled, cluster.remote) {
+        if follows_default_tag(&self.installation.features, cluster.remote) {
             let watches = cluster.watches();
             let until = cluster.until.clone();
             tasks.spawn("default revision", async move {
@@ -539,8 +538,8 @@ pub(super) fn distributes_roots(settings: &Settings, features: &Features) -> boo
 /// elections, and, in the config cluster, to know which Ingresses and objects of the Gateway API are its own.
 ///
 /// Parity (pkg/revisions/tag_watcher.go, `IsMine`): the tag decides with `ENABLE_LEADER_ELECTION=false`, too.
-fn follows_default_tag(has_elections: bool, is_remote: bool) -> bool {
-    has_elections || !is_remote
+fn follows_default_tag(features: &Features, is_remote: bool) -> bool {
+    features.enable_leader_election || !is_remote
 }
 
 /// Returns true if this control plane keeps the CA bundles of the injector's webhook configurations in a cluster. If
@@ -603,8 +602,14 @@ mod tests {
 
     #[test]
     fn the_default_tag_counts_without_elections() {
-        assert!(follows_default_tag(true, false) && follows_default_tag(true, true));
-        assert!(follows_default_tag(false, false) && !follows_default_tag(false, true));
+        let features = |enable_leader_election| Features {
+            enable_leader_election,
+            ..Features::default()
+        };
+        let with = features(true);
+        assert!(follows_default_tag(&with, false) && follows_default_tag(&with, true));
+        let without = features(false);
+        assert!(follows_default_tag(&without, false) && !follows_default_tag(&without, true));
     }
 
     #[test]

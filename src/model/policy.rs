@@ -200,7 +200,7 @@ pub fn attached<T: Attach + Send + Sync + 'static>(cx: &Cx, mesh: &MeshSnapshot,
     let root = root_namespace(cx, mesh);
     let selector_on_gateways = mesh.installation.features.enable_selector_based_k8s_gateway_policy;
     let mut keys = Vec::new();
-    for namespace in namespaces(&root, subject, T::OWN_FIRST) {
+    for namespace in namespaces::<T>(&root, subject) {
         let mut rows: Vec<_> = match subject.labels.get(GATEWAY_NAME_LABEL) {
             Some(gateway) if subject.is_waypoint => {
                 let targets = waypoint_targets(namespace, subject, &root, gateway);
@@ -240,9 +240,9 @@ fn waypoint_targets<'a>(
     services.chain(own).chain(class)
 }
 
-/// Returns the namespaces whose policies may apply to the subject, without duplicates.
-fn namespaces<'a>(root: &'a Namespace, subject: &'a Subject, own_first: bool) -> Vec<&'a Namespace> {
-    let first = if own_first {
+/// Returns the namespaces whose policies of a kind may apply to the subject, without duplicates.
+fn namespaces<'a, T: Attach>(root: &'a Namespace, subject: &'a Subject) -> Vec<&'a Namespace> {
+    let first = if T::OWN_FIRST {
         [&subject.namespace, root]
     } else {
         [root, &subject.namespace]

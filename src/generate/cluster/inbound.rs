@@ -8,7 +8,7 @@ use super::{
     ClusterKey,
     builder::{ClusterBuilder, EncodedCluster},
     connection_pool, finished,
-    service::{set_port_override, set_protocol},
+    service::{UpstreamProtocol, set_port_override},
     static_clusters::{bind_config, fixed_endpoint},
 };
 use crate::{
@@ -359,7 +359,12 @@ impl InboundClusterKey {
             let filled = name::stat_prefix(pattern, &host, "", &port, self.port, owner.map(|owner| &**owner));
             builder.cluster.alt_stat_name = name::delimited_stat(&filled);
         }
-        set_protocol(&mut builder, port.protocol, true, self.keeps_header_case);
+        let protocol = UpstreamProtocol {
+            declared: port.protocol,
+            sniffs: true,
+            keeps_header_case: self.keeps_header_case,
+        };
+        protocol.apply(&mut builder);
         self.set_metadata(&mut builder, ctx, port.number);
         let pool = self.pool(&mut builder, ctx, sidecar.map(|sidecar| &sidecar.spec), port.number);
         connection_pool::apply(&mut builder, ctx, &pool.settings, pool.budget.as_ref());

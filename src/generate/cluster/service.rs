@@ -188,7 +188,12 @@ impl Context<'_> {
 
     pub(super) fn set_protocol(&self, builder: &mut ClusterBuilder) {
         let client = &self.key.client;
-        set_protocol(builder, self.port.protocol, !client.is_router, client.keeps_header_case);
+        let protocol = UpstreamProtocol {
+            declared: self.port.protocol,
+            sniffs: !client.is_router,
+            keeps_header_case: client.keeps_header_case,
+        };
+        protocol.apply(builder);
     }
 
     fn apply_policy(&self, builder: &mut ClusterBuilder) {
@@ -412,17 +417,29 @@ pub(in super::super) fn statuses_of_sessions() -> HealthStatusSet {
     }
 }
 
-/// Sets the declared protocol. `sniffs` is true if the proxy follows the client's protocol on undeclared ports.
-pub(super) fn set_protocol(builder: &mut ClusterBuilder, protocol: Protocol, sniffs: bool, keeps_header_case: bool) {
-    if protocol.is_http2() {
-        builder.use_http2();
-        return;
-    }
-    if keeps_header_case && (protocol.is_http() || protocol.is_unsupported()) {
-        builder.keep_header_case();
-    }
-    if protocol.is_unsupported() && sniffs {
-        builder.use_client_protocol();
+/// The protocol of connections to endpoints.
+pub(super) struct UpstreamProtocol {
+    /// The declared protocol of the port.
+    pub(super) declared: Protocol,
+    /// True if the proxy follows the client's protocol where none is declared.
+    pub(super) sniffs: bool,
+    /// True if HTTP/1.1 keeps the case of headers.
+    pub(super) keeps_header_case: bool,
+}
+
+impl UpstreamProtocol {
+    pub(super) fn apply(&self, builder: &mut ClusterBuilder) {
+        let protocol = self.declared;
+        if protocol.is_http2() {
+            builder.use_http2();
+            return;
+        }
+        if self.keeps_header_case && (protocol.is_http() || protocol.is_unsupported()) {
+            builder.keep_header_case();
+        }
+        if protocol.is_unsupported() && self.sniffs {
+            builder.use_client_protocol();
+        }
     }
 }
 

@@ -71,8 +71,7 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
     };
     let offered = OfferedHosts::of(cx, mesh, raw, &spec);
     let limit = Limits::of(mesh, Kind::VirtualService).object;
-    let collapses = mesh.installation.features.pilot_enable_route_collapse_optimization;
-    let output = |entries| offered.output(&spec.hosts, entries, collapses, limit);
+    let output = |entries| offered.output(&spec.hosts, entries, limit);
     let http = units::sum(object.http().map(|route| of_route(route, delegated)));
     let whole = output(Entries::of(http, &raw.spec));
     if whole.declared <= SMALL {
@@ -195,6 +194,8 @@ struct OfferedHosts {
     count: usize,
     /// The same hosts: the server, and the position among its hosts.
     by_host: HostsByEnd<Vec<(usize, usize)>>,
+    /// True if hosts of a server share routes.
+    collapses: bool,
 }
 
 /// The routes of a VirtualService in sidecars and all servers together.
@@ -224,6 +225,7 @@ impl OfferedHosts {
             servers: 0,
             count: 0,
             by_host: HostsByEnd::default(),
+            collapses: mesh.installation.features.pilot_enable_route_collapse_optimization,
         };
         for server in servers {
             let offered = server.hosts_for(cx, mesh, raw.meta.namespace());
@@ -236,9 +238,8 @@ impl OfferedHosts {
         result
     }
 
-    /// Counts the routes of each host in order, at least until they exceed the limit. With collapsed routes, hosts of a
-    /// server share them.
-    fn output(&self, hosts: &[String], entries: Entries, collapses: bool, limit: u64) -> Output {
+    /// Counts the routes of each host in order, at least until they exceed the limit.
+    fn output(&self, hosts: &[String], entries: Entries, limit: u64) -> Output {
         if hosts.len().saturating_mul(self.count) > MAX_COMPARISONS {
             let declared = (hosts.len() as u64).saturating_mul(self.count as u64);
             return Output {
@@ -264,7 +265,7 @@ impl OfferedHosts {
             }
             for (server, common) in common {
                 let virtual_hosts = if entries.http > 0 { common } else { 0 };
-                own += match (collapses, served[server]) {
+                own += match (self.collapses, served[server]) {
                     (true, true) => virtual_hosts,
                     (true, false) => virtual_hosts + entries.http + entries.streams(),
                     (false, _) => common * entries.http + entries.streams(),
@@ -411,13 +412,14 @@ mod tests {
             servers: 1,
             count: 2_000,
             by_host: HostsByEnd::default(),
+            collapses: false,
         };
         for position in 0..offered.count {
             offered.by_host.add(&format!("h{position}.example.com"), (0, position));
         }
         let entries = Entries::of_requests(1);
         let output = |hosts: usize, limit| {
-            let output = offered.output(&vec!["*.example.com".to_owned(); hosts], entries, false, limit);
+            let output = offered.output(&vec!["*.example.com".to_owned(); hosts], entries, limit);
             (output.declared, output.applied, output.kept)
         };
         assert_eq!(output(200, u64::MAX), (400_000, 400_000, 200));
