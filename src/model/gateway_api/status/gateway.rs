@@ -5,8 +5,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 use smol_str::SmolStr;
 
 use super::{
-    ACCEPTED, Address, Condition, Content, GatewayStatus, ListenerStatus, RESOLVED_REFS, Revisions, Status, Verdict,
-    address::Resolved, is_own, statuses::Attached,
+    ACCEPTED, Address, Condition, Content, GatewayStatus, ListenerStatus, RESOLVED_REFS, Status, Verdict,
+    address::Resolved,
+    is_own,
+    statuses::{Attached, StatusInputs},
 };
 use crate::{
     api::{Config, Kind, gateway_api},
@@ -33,7 +35,10 @@ pub(super) const INSECURE_VALIDATION: &str = "InsecureFrontendValidationMode";
 const NO_ERRORS: &str = "No errors found";
 
 /// Returns the status of a GatewayClass; `None` if it is another controller's or another revision's.
-pub(super) fn class(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &ObjectKey) -> Option<Status> {
+pub(super) fn class(inputs: StatusInputs, key: &ObjectKey) -> Option<Status> {
+    let StatusInputs {
+        cx, mesh, revisions, ..
+    } = inputs;
     let class = mesh.gateway_classes.get(cx, key).filter(|_| is_converted(mesh, key))?;
     Controller::named(mesh, &class.spec.controller_name)?;
     if !is_own(cx, mesh, revisions, &class.meta) {
@@ -47,13 +52,13 @@ pub(super) fn class(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &O
 }
 
 /// Returns the status of a Gateway; `None` if it is another controller's or another revision's.
-pub(super) fn gateway(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    revisions: &Revisions,
-    attached: &Attached,
-    key: &ObjectKey,
-) -> Option<Status> {
+pub(super) fn gateway(inputs: StatusInputs, key: &ObjectKey) -> Option<Status> {
+    let StatusInputs {
+        cx,
+        mesh,
+        revisions,
+        attached,
+    } = inputs;
     let gateway = mesh.kube_gateways.get(cx, key).filter(|_| is_converted(mesh, key))?;
     let controller = Controller::of_class(cx, mesh, &gateway.spec.gateway_class_name)?;
     if !is_own(cx, mesh, revisions, &gateway.meta) {
@@ -98,13 +103,13 @@ pub(super) fn gateway(
 }
 
 /// Returns the status of a ListenerSet; `None` if its Gateway does not exist, or is another controller's or revision's.
-pub(super) fn listener_set(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    revisions: &Revisions,
-    attached: &Attached,
-    key: &ObjectKey,
-) -> Option<Status> {
+pub(super) fn listener_set(inputs: StatusInputs, key: &ObjectKey) -> Option<Status> {
+    let StatusInputs {
+        cx,
+        mesh,
+        revisions,
+        attached,
+    } = inputs;
     let set = mesh.listener_sets.get(cx, key).filter(|_| is_converted(mesh, key))?;
     let gateway = mesh.kube_gateways.get(cx, &listener::parent_of(key, &set.spec)?)?;
     let class = &gateway.spec.gateway_class_name;

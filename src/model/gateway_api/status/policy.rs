@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 
 use super::{
-    ACCEPTED, Condition, Content, Entries, Entry, List, MESH_CONTROLLER, RESOLVED_REFS, Revisions, Status, is_own,
-    statuses::Attached,
+    ACCEPTED, Condition, Content, Entries, Entry, List, MESH_CONTROLLER, RESOLVED_REFS, Status, is_own,
+    statuses::StatusInputs,
 };
 use crate::{
     api::{
@@ -34,13 +34,13 @@ use crate::{
 const VALID: &str = "Configuration is valid";
 
 /// Returns the status of a BackendTLSPolicy; `None` if it is another revision's.
-pub(super) fn tls(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    revisions: &Revisions,
-    attached: &Attached,
-    key: &ObjectKey,
-) -> Option<Status> {
+pub(super) fn tls(inputs: StatusInputs, key: &ObjectKey) -> Option<Status> {
+    let StatusInputs {
+        cx,
+        mesh,
+        revisions,
+        attached,
+    } = inputs;
     let policy = mesh
         .backend_tls_policies
         .get(cx, key)
@@ -86,7 +86,10 @@ pub(super) fn tls(
 }
 
 /// Returns the status of an XBackendTrafficPolicy; `None` if it is another revision's.
-pub(super) fn traffic(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &ObjectKey) -> Option<Status> {
+pub(super) fn traffic(inputs: StatusInputs, key: &ObjectKey) -> Option<Status> {
+    let StatusInputs {
+        cx, mesh, revisions, ..
+    } = inputs;
     let policy = mesh
         .backend_traffic_policies
         .get(cx, key)

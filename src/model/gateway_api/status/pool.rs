@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    ACCEPTED, Condition, Content, Entries, Entry, List, RESOLVED_REFS, Revisions, Status, StatusKey, Verdict,
-    gateway::is_of_own_class, is_own, statuses::Attached,
+    ACCEPTED, Condition, Content, Entries, Entry, List, RESOLVED_REFS, Status, StatusKey, Verdict,
+    gateway::is_of_own_class, is_own, statuses::StatusInputs,
 };
 use crate::{
     api::{
@@ -25,13 +25,13 @@ use crate::{
 };
 
 /// Returns the status of an InferencePool; `None` if it is another revision's.
-pub(super) fn status(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    revisions: &Revisions,
-    attached: &Attached,
-    key: &ObjectKey,
-) -> Option<Status> {
+pub(super) fn status(inputs: StatusInputs, key: &ObjectKey) -> Option<Status> {
+    let StatusInputs {
+        cx,
+        mesh,
+        revisions,
+        attached,
+    } = inputs;
     let pool = mesh
         .inference_pools
         .get(cx, key)

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 use smol_str::SmolStr;
 
-use super::{ACCEPTED, Condition, Content, Entries, Entry, List, RESOLVED_REFS, Revisions, Status, is_own};
+use super::{
+    ACCEPTED, Condition, Content, Entries, Entry, List, RESOLVED_REFS, Status, is_own, statuses::StatusInputs,
+};
 use crate::{
     api::{
         Kind,
@@ -29,7 +31,10 @@ use crate::{
 const RESOLVED_WAYPOINTS: &str = "ResolvedWaypoints";
 
 /// Returns the status of a route; `None` if it is another revision's.
-pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &AttachedRouteKey) -> Option<Status> {
+pub(super) fn status(inputs: StatusInputs, key: &AttachedRouteKey) -> Option<Status> {
+    let StatusInputs {
+        cx, mesh, revisions, ..
+    } = inputs;
     let route = mesh.attached_routes.get(cx, key)?;
     if !is_own(cx, mesh, revisions, &route.meta) {
         return None;

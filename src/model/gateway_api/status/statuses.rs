@@ -155,8 +155,15 @@ impl Statuses {
             written: self.written.table(),
         };
         let revisions = &self.revisions;
-        self.statuses
-            .update(&mut tx, &objects, |cx, key| status(cx, mesh, revisions, &attached, key));
+        self.statuses.update(&mut tx, &objects, |cx, key| {
+            let inputs = StatusInputs {
+                cx,
+                mesh,
+                revisions,
+                attached: &attached,
+            };
+            status(inputs, key)
+        });
         self.panics.extend(tx.take_panics());
         let changes = self.statuses.writer().changes().iter();
         let changed: Vec<StatusKey> = changes.map(|(key, ..)| key.clone()).collect();
@@ -201,20 +208,29 @@ fn exists(mesh: &MeshSnapshot, key: &StatusKey) -> bool {
     }
 }
 
-fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, attached: &Attached, key: &StatusKey) -> Option<Status> {
+fn status(inputs: StatusInputs, key: &StatusKey) -> Option<Status> {
     let object = &key.object;
     match key.kind {
-        Kind::GatewayClass => gateway::class(cx, mesh, revisions, object),
-        Kind::KubeGateway => gateway::gateway(cx, mesh, revisions, attached, object),
-        Kind::ListenerSet => gateway::listener_set(cx, mesh, revisions, attached, object),
-        Kind::BackendTlsPolicy => policy::tls(cx, mesh, revisions, attached, object),
-        Kind::BackendTrafficPolicy => policy::traffic(cx, mesh, revisions, object),
-        Kind::InferencePool => pool::status(cx, mesh, revisions, attached, object),
+        Kind::GatewayClass => gateway::class(inputs, object),
+        Kind::KubeGateway => gateway::gateway(inputs, object),
+        Kind::ListenerSet => gateway::listener_set(inputs, object),
+        Kind::BackendTlsPolicy => policy::tls(inputs, object),
+        Kind::BackendTrafficPolicy => policy::traffic(inputs, object),
+        Kind::InferencePool => pool::status(inputs, object),
         kind => {
             let object = object.clone();
-            route::status(cx, mesh, revisions, &AttachedRouteKey { kind, object })
+            route::status(inputs, &AttachedRouteKey { kind, object })
         }
     }
+}
+
+/// The inputs of a status.
+#[derive(Clone, Copy)]
+pub(super) struct StatusInputs<'a> {
+    pub(super) cx: &'a Cx,
+    pub(super) mesh: &'a MeshSnapshot,
+    pub(super) revisions: &'a Revisions,
+    pub(super) attached: &'a Attached<'a>,
 }
 
 /// Facts of other objects that statuses of Gateways, policies and pools depend on.
