@@ -384,7 +384,8 @@ impl Distribution {
                 // The report about an invalid object is final, whatever its proxies have acknowledged.
                 let with_rows = is_last || is_invalid;
                 let done = &mut following.done;
-                task::aside(|| states::fill(self, question, effects, done, with_rows, &mut report));
+                (report.counts, report.proxies) =
+                    task::aside(|| states::proxies(self, question, effects, done, with_rows));
                 following.compared = environment::now().saturating_duration_since(started);
             }
         } else if !is_invalid && following.timing == PushTiming::AtOnce {

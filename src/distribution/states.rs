@@ -35,28 +35,28 @@ impl Affected<'_> {
     }
 }
 
-/// Fills in the proxies of a report: their counts, and also their rows if nothing is outstanding or `with_rows` asks
-/// for them. Most reports about thousands of proxies say only how many are left. `done` are connections that
-/// acknowledged everything earlier, which later changes of the same resources do not undo.
-pub(super) fn fill(
+/// Returns the counts of the proxies of a report, and also their rows if nothing is outstanding or `with_rows` asks for
+/// them. Most reports about thousands of proxies say only how many are left. `done` are connections that acknowledged
+/// everything earlier, which later changes of the same resources do not undo.
+pub(super) fn proxies(
     distribution: &Distribution,
     question: &Question,
     effects: &[GroupEffect],
     done: &mut FxHashSet<ConnectionId>,
     with_rows: bool,
-    report: &mut ObjectReport,
-) {
+) -> (Counts, Vec<ProxyReport>) {
     let proxies = affected(distribution, question, effects, done);
-    report.counts = counts(&proxies);
-    let is_outstanding = report.counts.sent + report.counts.waiting > 0;
+    let counts = counts(&proxies);
+    let is_outstanding = counts.sent + counts.waiting > 0;
     if is_outstanding && !with_rows {
-        return;
+        return (counts, Vec::new());
     }
     request_searches(distribution, &proxies);
     let rows = proxies.into_iter().map(|proxy| row(distribution, proxy));
-    report.proxies = rows.collect();
+    let mut rows: Vec<ProxyReport> = rows.collect();
     let order = |row: &ProxyReport| (std::cmp::Reverse(row.state), row.proxy.clone());
-    report.proxies.sort_by_cached_key(order);
+    rows.sort_by_cached_key(order);
+    (counts, rows)
 }
 
 /// Returns the connections that the question is about and that the object has an effect on. Those that have

@@ -43,9 +43,8 @@ pub(super) fn wasm(ctx: &BuildContext, id: &ExtensionId, secret_for: Option<&Clu
     let Some((meta, config)) = id.wasm(ctx.cx, ctx.mesh) else {
         return Built::none();
     };
-    let mut notes = Vec::new();
     let mut environment = environment(&meta, &config);
-    fill_in_secret(ctx, &mut environment, &meta, &config, secret_for, &mut notes);
+    let note = fill_in_secret(ctx, &mut environment, &meta, &config, secret_for);
     let Some(plugin) = plugin(id, &config, environment) else {
         return Built::none();
     };
@@ -60,7 +59,7 @@ pub(super) fn wasm(ctx: &BuildContext, id: &ExtensionId, secret_for: Option<&Clu
         name: name.clone(),
         typed_config: Some(typed_config),
     };
-    Built::new(EncodedResource::new(name, &resource)).with_notes(notes)
+    Built::new(EncodedResource::new(name, &resource)).with_notes(note.into_iter().collect())
 }
 
 fn plugin(id: &ExtensionId, config: &WasmConfig, environment: EnvironmentVariables) -> Option<PluginConfig> {
@@ -142,31 +141,27 @@ fn environment(meta: &Meta, config: &WasmConfig) -> EnvironmentVariables {
 }
 
 /// Replaces the Secret's name by its credentials, or removes the variable if they are missing or not allowed for this
-/// proxy. The name is never sent.
+/// proxy. The name is never sent. Returns the note that they are missing.
 fn fill_in_secret(
     ctx: &BuildContext,
     environment: &mut EnvironmentVariables,
     meta: &Meta,
     config: &WasmConfig,
     secret_for: Option<&ClusterId>,
-    notes: &mut Vec<Note>,
-) {
-    let Some(value) = environment.key_values.get_mut(PULL_SECRET) else {
-        return;
-    };
+) -> Option<Note> {
+    let value = environment.key_values.get_mut(PULL_SECRET)?;
     let own = pull_secret::resource_name(&config.image_pull_secret, meta.namespace());
     // A variable set by the object itself may name a Secret that the object must not use.
     let asked = secret_for.filter(|_| own.as_deref() == Some(value.as_str()));
     let Some(cluster) = asked else {
         value.clear();
-        return;
+        return None;
     };
     let content = pull_secret::docker_config(ctx, value, cluster);
-    if content.is_none() {
-        notes.push(Note {
-            code: "wasm_pull_secret_missing",
-            detail: format!("{value} of {} {}", meta.kind.name(), meta.key).into(),
-        });
-    }
+    let note = content.is_none().then(|| Note {
+        code: "wasm_pull_secret_missing",
+        detail: format!("{value} of {} {}", meta.kind.name(), meta.key).into(),
+    });
     *value = String::from_utf8_lossy(content.unwrap_or_default().reveal()).into_owned();
+    note
 }

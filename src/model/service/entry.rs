@@ -68,7 +68,10 @@ pub(super) fn services(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Se
     for ((entry, lists), merge_class) in entries.into_iter().zip(&lists).zip(classes) {
         let mut addresses = addresses(cx, mesh, key, entry).into_iter();
         let Some(first) = addresses.next() else { continue };
-        let first = converted(cx, mesh, key, entry, lists, first, merge_class);
+        let first = first.of(Service {
+            merge_class,
+            ..converted(cx, mesh, key, entry, lists)
+        });
         let further: Vec<Service> = addresses.map(|address| address.of(first.clone())).collect();
         services.push(first);
         services.extend(further);
@@ -223,14 +226,13 @@ pub(in crate::model) fn races_connections(meta: &Meta) -> bool {
     strategy.is_some_and(|strategy| strategy.eq_ignore_ascii_case("RACE_FIRST_TCP_CONNECT"))
 }
 
+/// Returns the service of an entry, without an address.
 fn converted(
     cx: &Cx,
     mesh: &MeshSnapshot,
     key: &ServiceKey,
     entry: &Config<ServiceEntry>,
     lists: &EntryLists,
-    address: Address,
-    merge_class: u32,
 ) -> Service {
     let (meta, spec) = (&entry.meta, &entry.spec);
     Service {
@@ -241,11 +243,11 @@ fn converted(
         creation: meta.creation,
         ports: spec.ports.iter().map(port).collect(),
         cluster_vips: Default::default(),
-        default_address: address.address,
-        auto_ipv4: address.auto_ipv4,
-        auto_ipv6: address.auto_ipv6,
+        default_address: SmolStr::default(),
+        auto_ipv4: SmolStr::default(),
+        auto_ipv6: SmolStr::default(),
         members: Vec::new(),
-        merge_class,
+        merge_class: 0,
         resolution: resolution(spec),
         mesh_external: spec.location() == Location::MeshExternal,
         export_to: lists.export_to.clone(),
