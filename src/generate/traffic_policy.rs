@@ -1,6 +1,7 @@
 //! The policy of a DestinationRule for one port, or for a subset on that port.
 
 use crate::{
+    api::istio::traffic_policy::CommonSettings,
     model::{Service, destination_rule::DestinationRule, service::Registry},
     proto::istio::networking::v1alpha3::{
         ClientTlsSettings, ConnectionPoolSettings, LoadBalancerSettings, OutlierDetection, TrafficPolicy,
@@ -24,6 +25,25 @@ pub struct EffectivePolicy<'a> {
     pub proxy_protocol: Option<&'a ProxyProtocol>,
     /// Retry budget.
     pub retry_budget: Option<&'a RetryBudget>,
+}
+
+impl<'a> From<CommonSettings<'a>> for EffectivePolicy<'a> {
+    fn from(settings: CommonSettings<'a>) -> Self {
+        let CommonSettings {
+            load_balancer,
+            connection_pool,
+            outlier_detection,
+            tls,
+        } = settings;
+        Self {
+            load_balancer,
+            connection_pool,
+            outlier_detection,
+            tls,
+            proxy_protocol: None,
+            retry_budget: None,
+        }
+    }
 }
 
 /// The policies of a rule for one port, from which those of its subsets follow.
@@ -72,47 +92,17 @@ fn for_port(policy: &TrafficPolicy, port: u32) -> EffectivePolicy<'_> {
     port_entry(policy, port).map_or_else(|| of_all_ports(policy), of_port_entry)
 }
 
-/// Returns the settings outside of port-level entries.
-///
-/// Note: messages are taken apart without `..` here, so that a new field cannot be forgotten. `tunnel` is a setting of
-/// TCP routes.
+/// Returns the settings outside of port-level entries. `tunnel` is a setting of TCP routes.
 fn of_all_ports(policy: &TrafficPolicy) -> EffectivePolicy<'_> {
-    let TrafficPolicy {
-        load_balancer,
-        connection_pool,
-        outlier_detection,
-        tls,
-        port_level_settings: _,
-        tunnel: _,
-        proxy_protocol,
-        retry_budget,
-    } = policy;
     EffectivePolicy {
-        load_balancer: load_balancer.as_deref(),
-        connection_pool: connection_pool.as_ref(),
-        outlier_detection: outlier_detection.as_ref(),
-        tls: tls.as_deref(),
-        proxy_protocol: proxy_protocol.as_ref(),
-        retry_budget: retry_budget.as_ref(),
+        proxy_protocol: policy.proxy_protocol.as_ref(),
+        retry_budget: policy.retry_budget.as_ref(),
+        ..EffectivePolicy::from(CommonSettings::from(policy))
     }
 }
 
 fn of_port_entry(entry: &PortTrafficPolicy) -> EffectivePolicy<'_> {
-    let PortTrafficPolicy {
-        port: _,
-        load_balancer,
-        connection_pool,
-        outlier_detection,
-        tls,
-    } = entry;
-    EffectivePolicy {
-        load_balancer: load_balancer.as_deref(),
-        connection_pool: connection_pool.as_ref(),
-        outlier_detection: outlier_detection.as_ref(),
-        tls: tls.as_deref(),
-        proxy_protocol: None,
-        retry_budget: None,
-    }
+    CommonSettings::from(entry).into()
 }
 
 /// Returns the policy of a subset. Its policy overrides that of the rule field by field. Its port-level entry replaces

@@ -51,32 +51,18 @@ pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>, namespace: &str
     if *policy == TrafficPolicy::default() {
         at.refuse("has no field");
     }
-    // Without `..`, so that a new field cannot be forgotten.
-    let TrafficPolicy {
-        load_balancer,
-        connection_pool,
-        outlier_detection,
-        tls,
-        port_level_settings,
-        tunnel,
-        proxy_protocol,
-        retry_budget,
-    } = policy;
-    let common = CommonSettings {
-        load_balancer: load_balancer.as_deref(),
-        connection_pool: connection_pool.as_ref(),
-        outlier_detection: outlier_detection.as_ref(),
-        tls: tls.as_deref(),
-    };
-    common.check(&at, namespace);
-    at.each("portLevelSettings", port_level_settings, |at, policy| {
+    CommonSettings::from(policy).check(&at, namespace);
+    at.each("portLevelSettings", &policy.port_level_settings, |at, policy| {
         port_policy(at, policy, namespace);
     });
-    if let Some(tunnel) = tunnel {
-        self::tunnel(&at.field("tunnel"), tunnel);
-        at.require_on_admission(proxy_protocol.is_none(), "tunnel and proxyProtocol cannot be combined");
+    if let Some(settings) = &policy.tunnel {
+        tunnel(&at.field("tunnel"), settings);
+        at.require_on_admission(
+            policy.proxy_protocol.is_none(),
+            "tunnel and proxyProtocol cannot be combined",
+        );
     }
-    if let Some(percent) = retry_budget.as_ref().and_then(|budget| budget.percent) {
+    if let Some(percent) = policy.retry_budget.as_ref().and_then(|budget| budget.percent) {
         at.field("retryBudget")
             .field("percent")
             .require((0.0..=100.0).contains(&percent), "want 0 to 100");
@@ -84,15 +70,7 @@ pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>, namespace: &str
 }
 
 fn port_policy(at: &FieldPath<'_>, policy: &PortTrafficPolicy, namespace: &str) {
-    // Without `..`, so that a new field cannot be forgotten.
-    let PortTrafficPolicy {
-        port,
-        load_balancer,
-        connection_pool,
-        outlier_detection,
-        tls,
-    } = policy;
-    match port {
+    match &policy.port {
         // Istio admits such an object, and serves its other settings.
         Some(port) if !(1..=65_535).contains(&port.number) => at
             .field("port")
@@ -101,23 +79,64 @@ fn port_policy(at: &FieldPath<'_>, policy: &PortTrafficPolicy, namespace: &str) 
         Some(_) => {}
         None => at.field("port").error("is required"),
     }
-    let common = CommonSettings {
-        load_balancer: load_balancer.as_deref(),
-        connection_pool: connection_pool.as_ref(),
-        outlier_detection: outlier_detection.as_ref(),
-        tls: tls.as_deref(),
-    };
+    let common = CommonSettings::from(policy);
     at.require_on_admission(common != CommonSettings::default(), "needs a setting besides the port");
     common.check(at, namespace);
 }
 
 /// The settings that policies for all ports and for one port share.
-#[derive(Default, PartialEq)]
-struct CommonSettings<'a> {
-    load_balancer: Option<&'a LoadBalancerSettings>,
-    connection_pool: Option<&'a ConnectionPoolSettings>,
-    outlier_detection: Option<&'a OutlierDetection>,
-    tls: Option<&'a ClientTlsSettings>,
+///
+/// Note: messages are taken apart without `..` here, so that a new field cannot be forgotten: in [`check`], in the
+/// policies of clusters, and in the size of a policy.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub struct CommonSettings<'a> {
+    /// Load balancing.
+    pub load_balancer: Option<&'a LoadBalancerSettings>,
+    /// Connection pool.
+    pub connection_pool: Option<&'a ConnectionPoolSettings>,
+    /// Outlier detection.
+    pub outlier_detection: Option<&'a OutlierDetection>,
+    /// TLS towards the servers.
+    pub tls: Option<&'a ClientTlsSettings>,
+}
+
+impl<'a> From<&'a TrafficPolicy> for CommonSettings<'a> {
+    fn from(policy: &'a TrafficPolicy) -> Self {
+        let TrafficPolicy {
+            load_balancer,
+            connection_pool,
+            outlier_detection,
+            tls,
+            port_level_settings: _,
+            tunnel: _,
+            proxy_protocol: _,
+            retry_budget: _,
+        } = policy;
+        Self {
+            load_balancer: load_balancer.as_deref(),
+            connection_pool: connection_pool.as_ref(),
+            outlier_detection: outlier_detection.as_ref(),
+            tls: tls.as_deref(),
+        }
+    }
+}
+
+impl<'a> From<&'a PortTrafficPolicy> for CommonSettings<'a> {
+    fn from(policy: &'a PortTrafficPolicy) -> Self {
+        let PortTrafficPolicy {
+            port: _,
+            load_balancer,
+            connection_pool,
+            outlier_detection,
+            tls,
+        } = policy;
+        Self {
+            load_balancer: load_balancer.as_deref(),
+            connection_pool: connection_pool.as_ref(),
+            outlier_detection: outlier_detection.as_ref(),
+            tls: tls.as_deref(),
+        }
+    }
 }
 
 impl CommonSettings<'_> {

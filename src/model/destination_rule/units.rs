@@ -5,10 +5,7 @@
 
 use prost::Message;
 
-use crate::proto::istio::networking::v1alpha3::{
-    ClientTlsSettings, ConnectionPoolSettings, DestinationRule, LoadBalancerSettings, OutlierDetection, TrafficPolicy,
-    traffic_policy::PortTrafficPolicy,
-};
+use crate::{api::istio::traffic_policy::CommonSettings, proto::istio::networking::v1alpha3::DestinationRule};
 
 /// The encoded size of a policy, in bytes, for which a subset counts once more. Most policies are smaller.
 const BYTES: usize = 1 << 10;
@@ -23,52 +20,19 @@ impl PolicySize {
     pub(super) fn of_rule(rule: &DestinationRule) -> Self {
         let policy = rule.traffic_policy.as_deref();
         let of_ports = policy.into_iter().flat_map(|policy| &policy.port_level_settings);
-        let general = policy.map(Self::of_all_ports).unwrap_or_default();
-        of_ports.map(Self::of_port_entry).fold(general, Self::largest)
+        let general = policy.map(|policy| Self::of_settings(policy.into()));
+        let of_ports = of_ports.map(|policy| Self::of_settings(policy.into()));
+        of_ports.fold(general.unwrap_or_default(), Self::largest)
     }
 
-    fn of_all_ports(policy: &TrafficPolicy) -> Self {
-        // Without `..`, so that a new field cannot be forgotten. Those that are left out have a limited size.
-        let TrafficPolicy {
+    /// Returns the sizes of the settings for all ports or for one port. Settings that are left out have a limited size.
+    fn of_settings(settings: CommonSettings<'_>) -> Self {
+        let CommonSettings {
             load_balancer,
             connection_pool,
             outlier_detection,
             tls,
-            port_level_settings: _,
-            tunnel: _,
-            proxy_protocol: _,
-            retry_budget: _,
-        } = policy;
-        Self::of_settings(
-            load_balancer.as_deref(),
-            connection_pool.as_ref(),
-            outlier_detection.as_ref(),
-            tls.as_deref(),
-        )
-    }
-
-    fn of_port_entry(entry: &PortTrafficPolicy) -> Self {
-        let PortTrafficPolicy {
-            port: _,
-            load_balancer,
-            connection_pool,
-            outlier_detection,
-            tls,
-        } = entry;
-        Self::of_settings(
-            load_balancer.as_deref(),
-            connection_pool.as_ref(),
-            outlier_detection.as_ref(),
-            tls.as_deref(),
-        )
-    }
-
-    fn of_settings(
-        load_balancer: Option<&LoadBalancerSettings>,
-        connection_pool: Option<&ConnectionPoolSettings>,
-        outlier_detection: Option<&OutlierDetection>,
-        tls: Option<&ClientTlsSettings>,
-    ) -> Self {
+        } = settings;
         Self([
             load_balancer.map(Message::encoded_len),
             connection_pool.map(Message::encoded_len),
@@ -109,9 +73,10 @@ pub(super) fn of_subsets(rule: &DestinationRule, inherited: PolicySize) -> impl 
     policies.map(move |own| match own {
         None => inherited.units(),
         Some(own) => {
-            let general = PolicySize::of_all_ports(own).over(inherited).units();
-            let of_ports = own.port_level_settings.iter().map(PolicySize::of_port_entry);
-            of_ports.map(PolicySize::units).fold(general, u64::max)
+            let general = PolicySize::of_settings(own.into()).over(inherited).units();
+            let of_ports = own.port_level_settings.iter();
+            let of_ports = of_ports.map(|policy| PolicySize::of_settings(policy.into()).units());
+            of_ports.fold(general, u64::max)
         }
     })
 }
@@ -119,7 +84,9 @@ pub(super) fn of_subsets(rule: &DestinationRule, inherited: PolicySize) -> impl 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::istio::networking::v1alpha3::Subset;
+    use crate::proto::istio::networking::v1alpha3::{
+        ClientTlsSettings, Subset, TrafficPolicy, traffic_policy::PortTrafficPolicy,
+    };
 
     fn tls(bytes: usize) -> Option<Box<ClientTlsSettings>> {
         Some(Box::new(ClientTlsSettings {
