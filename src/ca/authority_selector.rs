@@ -11,6 +11,7 @@ use super::{
     authority::{Authority, TtlLimits},
     bundle::{CaBundle, ExpiryCheck},
     certificate::Certificate,
+    key::KeyError,
     plugged_in::{self, BundleFiles, BundleLookup, GENERATED_MARKER},
     rotate,
     secrets::Secret,
@@ -295,7 +296,7 @@ impl AuthoritySelector {
     }
 
     /// Returns a renewed root if the current one is self-signed and due for renewal.
-    pub fn renewal(&self, now: SystemTime) -> Option<Result<(Root, AuthoritySource), String>> {
+    pub fn renewal(&self, now: SystemTime) -> Option<Result<(Root, AuthoritySource), KeyError>> {
         let current = self.current.as_ref()?;
         let authority = &current.authority;
         if current.source == AuthoritySource::PluggedIn
@@ -306,10 +307,7 @@ impl AuthoritySelector {
         let trusted: Vec<_> = authority.roots().to_vec();
         let key = &authority.bundle().key;
         let root = Root::renewed(authority.certificate(), key, &trusted, &self.rules.root, now);
-        Some(
-            root.map(|root| (root, current.source))
-                .map_err(|error| error.to_string()),
-        )
+        Some(root.map(|root| (root, current.source)))
     }
 
     /// Returns the Secret of a renewed root: the present one with new certificates. None if it is not known to exist.
