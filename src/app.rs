@@ -42,7 +42,7 @@ use self::{
     injection::Injection,
     keys::Author,
     kubernetes::{Config, ControllerInputs, Kubernetes, SourceInputs},
-    listen::Webhooks,
+    listen::{PageInputs, Webhooks},
     registries::RegistryError,
     remote::RemoteError,
     replicas::{ClientInputs, PeerClient, ReplicaService},
@@ -506,15 +506,14 @@ impl StartInputs<'_> {
     ) -> Result<Webhooks, AppError> {
         let injected = injection.map(|injection| injection.inputs(&self.environment.settings));
         let webhooks = Webhooks::new(self.environment, injected)?;
-        listen::pages(
-            self.environment,
-            shown,
+        let inputs = PageInputs {
+            sources: shown,
             grpc,
             authenticators,
-            &webhooks,
-            self.page_runtime,
-        )
-        .await?;
+            webhooks: &webhooks,
+            runtime: self.page_runtime,
+        };
+        listen::pages(self.environment, inputs).await?;
         Ok(webhooks)
     }
 

@@ -67,15 +67,29 @@ impl Webhooks {
     }
 }
 
-/// Opens the HTTP ports. Pages of empty addresses move to `--httpAddr`. They are rendered on `runtime`.
-pub(super) async fn pages(
-    environment: &Arc<Environment>,
-    sources: debug::Sources,
-    grpc: &rpc::Router<Server>,
-    authenticators: Authenticators,
-    webhooks: &Webhooks,
-    runtime: &Handle,
-) -> Result<(), AppError> {
+/// The inputs of the HTTP ports.
+pub(super) struct PageInputs<'a> {
+    /// The sources of debug pages.
+    pub(super) sources: debug::Sources,
+    /// The gRPC services.
+    pub(super) grpc: &'a rpc::Router<Server>,
+    /// The authentication of readers.
+    pub(super) authenticators: Authenticators,
+    /// The webhooks.
+    pub(super) webhooks: &'a Webhooks,
+    /// The runtime that renders the pages.
+    pub(super) runtime: &'a Handle,
+}
+
+/// Opens the HTTP ports. Pages of empty addresses move to `--httpAddr`.
+pub(super) async fn pages(environment: &Arc<Environment>, inputs: PageInputs<'_>) -> Result<(), AppError> {
+    let PageInputs {
+        sources,
+        grpc,
+        authenticators,
+        webhooks,
+        runtime,
+    } = inputs;
     let renderer = Renderer::new(environment.tasks.clone(), runtime.clone());
     let flags = &environment.settings.flags;
     let inspect = sources.inspect.clone();
