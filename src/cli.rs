@@ -1,4 +1,4 @@
-//! Subcommands, one file each.
+//! Subcommands, one file each, and what they share.
 
 pub mod analyze;
 pub mod arguments;
@@ -10,6 +10,7 @@ pub mod discovery;
 pub mod inject;
 pub mod render;
 pub mod request;
+mod retry;
 pub mod status;
 pub mod version;
 

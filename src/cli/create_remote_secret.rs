@@ -6,19 +6,15 @@
 
 mod account;
 mod output;
-pub(super) mod retry;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, config::KubeconfigError};
 
-use self::{
-    output::{Access, Credentials},
-    retry::Retry,
-};
-use super::{FAILURE, print};
+use self::output::{Access, Credentials};
+use super::{FAILURE, print, retry::Retry};
 use crate::{
     api::names::is_label,
     kube::{
@@ -27,6 +23,10 @@ use crate::{
     },
     settings::BooleanFlag,
 };
+
+/// Time for all attempts of the requests before the token, and for the token. A busy cluster needs several seconds to
+/// fill a token Secret.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Flags of `create-remote-secret`.
 #[derive(Args)]
@@ -160,7 +160,7 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
     let client = client::client(&client::Access::Given(Box::new(config)), Rate::UNLIMITED).await?;
     let cluster = match name {
         Some(name) => name.to_owned(),
-        None => cluster_uid(client.clone(), &Retry::within(retry::LIMIT)).await?,
+        None => cluster_uid(client.clone(), &Retry::within(TIMEOUT)).await?,
     };
     let namespace = flags.namespace.as_ref().unwrap_or(&flags.istio_namespace).clone();
     let account = account::AccountRequest {
@@ -234,6 +234,17 @@ async fn cluster_uid(client: kube::Client, retry: &Retry) -> Result<String, Crea
     let purpose = "read the namespace kube-system, whose UID is the default of --name";
     let namespace = retry.request(purpose, || namespaces.get("kube-system")).await?;
     Ok(namespace.metadata.uid.unwrap_or_default())
+}
+
+impl Retry {
+    /// Like [`Self::send`], with an error that has the purpose of the request.
+    async fn request<T, F>(&self, purpose: impl Into<String>, request: impl Fn() -> F) -> Result<T, CreateError>
+    where
+        F: Future<Output = kube::Result<T>>,
+    {
+        let sent = self.send(request).await;
+        sent.map_err(|error| CreateError::Request(purpose.into(), client::message(&error)))
+    }
 }
 
 fn setting(text: &str) -> Result<(String, String), String> {

@@ -13,7 +13,7 @@ use kube::{Api, api::DynamicObject, config::KubeconfigError};
 use tokio::time::Instant;
 use url::form_urlencoded::Serializer;
 
-use super::{FAILURE, create_remote_secret::retry::Retry, print};
+use super::{FAILURE, print, retry::Retry};
 use crate::{
     api::Kind,
     base::duration,

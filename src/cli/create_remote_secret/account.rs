@@ -12,10 +12,8 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    CreateError,
-    retry::{LIMIT, Retry},
-};
+use super::{CreateError, TIMEOUT};
+use crate::cli::retry::Retry;
 
 /// Account of the charts for control planes of other clusters.
 pub(super) const READER: &str = "istio-reader-service-account";
@@ -51,7 +49,7 @@ pub(super) struct Token {
 
 /// Returns the token of a service account; creates both if needed.
 pub(super) async fn token(client: Client, request: &AccountRequest) -> Result<Token, CreateError> {
-    let retry = Retry::within(LIMIT);
+    let retry = Retry::within(TIMEOUT);
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &request.namespace);
     if let Err(error) = retry.send(|| accounts.get(&request.name)).await {
         if !request.create {
@@ -66,7 +64,7 @@ pub(super) async fn token(client: Client, request: &AccountRequest) -> Result<To
     }
     let secrets: Api<Secret> = Api::namespaced(client, &request.namespace);
     let mut secret = token_secret(&secrets, request, &retry).await?;
-    let retry = Retry::within(LIMIT);
+    let retry = Retry::within(TIMEOUT);
     loop {
         match content(&secret, request) {
             Err(_) if !retry.is_over() => tokio::time::sleep(READ_AFTER).await,

@@ -4,26 +4,22 @@ use std::{future::Future, time::Duration};
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::CreateError;
 use crate::kube::client;
 
-/// Time for all attempts of the requests before the token, and for the token. A busy cluster needs several seconds to
-/// fill a token Secret.
-pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// Delay after the first failure; it doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
 /// Longest delay.
 const MAX_DELAY: Duration = Duration::from_secs(4);
 
 /// Repeats requests until a deadline.
-pub(in crate::cli) struct Retry {
+pub(super) struct Retry {
     deadline: Instant,
     first_delay: Duration,
 }
 
 impl Retry {
     /// Returns the repetition of requests within this time.
-    pub(in crate::cli) fn within(limit: Duration) -> Self {
+    pub(super) fn within(limit: Duration) -> Self {
         Self {
             deadline: Instant::now() + limit,
             first_delay: FIRST_DELAY,
@@ -36,7 +32,7 @@ impl Retry {
     }
 
     /// Sends a request until it succeeds, fails for good, or the deadline passes.
-    pub(in crate::cli) async fn send<T, F>(&self, request: impl Fn() -> F) -> kube::Result<T>
+    pub(super) async fn send<T, F>(&self, request: impl Fn() -> F) -> kube::Result<T>
     where
         F: Future<Output = kube::Result<T>>,
     {
@@ -57,19 +53,6 @@ impl Retry {
             failures += 1;
             sleep_until(next).await;
         }
-    }
-
-    /// Like [`Self::send`], with an error that has the purpose of the request.
-    pub(super) async fn request<T, F>(
-        &self,
-        purpose: impl Into<String>,
-        request: impl Fn() -> F,
-    ) -> Result<T, CreateError>
-    where
-        F: Future<Output = kube::Result<T>>,
-    {
-        let sent = self.send(request).await;
-        sent.map_err(|error| CreateError::Request(purpose.into(), client::message(&error)))
     }
 }
 
