@@ -228,15 +228,15 @@ impl Cluster {
                 self.watch(kind, &self.shared.rules.resource(kind));
             }
         }
-        self.take_filters(&mut FilterOutput::default());
-        self.take_served(&mut FilterOutput::default());
+        self.update_filters(&mut FilterOutput::default());
+        self.update_served(&mut FilterOutput::default());
         loop {
             let mut output = FilterOutput::default();
             self.restart_ended_watches();
             match self.next().await {
-                Step::Events(events) => self.take_all(events, &mut output),
-                Step::Served => self.take_served(&mut output),
-                Step::Filters => self.take_filters(&mut output),
+                Step::Events(events) => self.apply_events(events, &mut output),
+                Step::Served => self.update_served(&mut output),
+                Step::Filters => self.update_filters(&mut output),
                 Step::Late => self.warn_missing_inputs(),
                 Step::Nothing => return,
             }
@@ -355,16 +355,16 @@ impl Cluster {
         self.watching.insert(key, watching);
     }
 
-    fn take_all(&mut self, events: Vec<(WatchKey, Option<WatchEvent<WatchedObject>>)>, output: &mut FilterOutput) {
+    fn apply_events(&mut self, events: Vec<(WatchKey, Option<WatchEvent<WatchedObject>>)>, output: &mut FilterOutput) {
         for (key, event) in events {
             match event {
-                Some(event) => self.take(&key, event, output),
+                Some(event) => self.apply_event(&key, event, output),
                 None => drop(self.events.remove(&key)),
             }
         }
     }
 
-    fn take(&mut self, watch: &WatchKey, event: WatchEvent<WatchedObject>, output: &mut FilterOutput) {
+    fn apply_event(&mut self, watch: &WatchKey, event: WatchEvent<WatchedObject>, output: &mut FilterOutput) {
         let (kind, namespace) = (watch.0, watch.1.as_deref());
         let newest = match &event {
             WatchEvent::Restarted(items) => items.iter().map(|item| item.version).max(),
@@ -410,7 +410,7 @@ impl Cluster {
         self.shared.event_metrics.count(kind, &events);
     }
 
-    fn take_filters(&mut self, output: &mut FilterOutput) {
+    fn update_filters(&mut self, output: &mut FilterOutput) {
         let filters = self.settings.filters.borrow_and_update().clone();
         if let Some(filters) = filters {
             self.has_filters = true;
@@ -420,7 +420,7 @@ impl Cluster {
 
     /// Starts the watches of newly served kinds. Ends those of kinds that are no longer served and removes their
     /// objects.
-    fn take_served(&mut self, output: &mut FilterOutput) {
+    fn update_served(&mut self, output: &mut FilterOutput) {
         let Some(served) = self.served.borrow_and_update().clone() else {
             return;
         };

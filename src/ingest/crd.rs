@@ -102,11 +102,11 @@ pub async fn follow(
             () = out.closed() => return,
             event = events.recv() => {
                 let Some(event) = event else { return };
-                if definitions.take(event) {
+                if definitions.apply_event(event) {
                     wait = FIRST_WAIT;
                 }
                 while let Ok(event) = events.try_recv() {
-                    definitions.take(event);
+                    definitions.apply_event(event);
                 }
             }
             () = sleep(wait), if waiting => {
@@ -142,7 +142,7 @@ impl Definitions {
     }
 
     /// Applies an event. Returns true if discovery must be queried.
-    fn take(&mut self, event: WatchEvent<SmolStr>) -> bool {
+    fn apply_event(&mut self, event: WatchEvent<SmolStr>) -> bool {
         let confirm_at = Instant::now() + CONFIRM_AFTER;
         match event {
             WatchEvent::Restarted(all) => {
@@ -266,8 +266,8 @@ mod tests {
     fn definitions_are_added_changed_and_removed() {
         let mut definitions = definitions();
         let sidecars = SmolStr::from("sidecars.networking.istio.io");
-        assert!(!definitions.take(WatchEvent::Applied("others.example.com".into())));
-        assert!(definitions.take(WatchEvent::Restarted(vec![
+        assert!(!definitions.apply_event(WatchEvent::Applied("others.example.com".into())));
+        assert!(definitions.apply_event(WatchEvent::Restarted(vec![
             sidecars.clone(),
             "others.example.com".into()
         ])));
@@ -276,7 +276,7 @@ mod tests {
         definitions.served.insert(Kind::Sidecar, served.clone());
         definitions.unresolved.clear();
         assert!(
-            definitions.take(WatchEvent::Applied(sidecars.clone())),
+            definitions.apply_event(WatchEvent::Applied(sidecars.clone())),
             "its versions may be others now"
         );
         assert_eq!(
@@ -284,10 +284,10 @@ mod tests {
             served,
             "but it is served while they are looked up"
         );
-        definitions.take(WatchEvent::Deleted(sidecars.clone()));
+        definitions.apply_event(WatchEvent::Deleted(sidecars.clone()));
         assert!(definitions.served.is_empty() && definitions.unresolved.is_empty());
-        definitions.take(WatchEvent::Restarted(vec![sidecars]));
-        definitions.take(WatchEvent::Restarted(vec![]));
+        definitions.apply_event(WatchEvent::Restarted(vec![sidecars]));
+        definitions.apply_event(WatchEvent::Restarted(vec![]));
         assert!(definitions.present.is_empty() && definitions.unconfirmed.is_empty());
     }
 
@@ -311,7 +311,7 @@ mod tests {
             group: Kind::Sidecar.group().into(),
             versions: vec!["v1".into(), "v1alpha3".into()],
         }]);
-        definitions.take(WatchEvent::Applied("sidecars.networking.istio.io".into()));
+        definitions.apply_event(WatchEvent::Applied("sidecars.networking.istio.io".into()));
         assert!(definitions.resolve(&client).await);
         assert_eq!(definitions.served[&Kind::Sidecar].version, "v1alpha3");
         *version.lock().unwrap() = "v1";

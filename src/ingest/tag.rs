@@ -75,7 +75,7 @@ pub async fn follow(
             event = services.recv() => (1, event),
         };
         let Some(event) = event else { return };
-        take(&mut known[source], event);
+        apply_event(&mut known[source], event);
         if let [Some(webhooks), Some(services)] = &known {
             let all = webhooks.values().chain(services.values());
             let own = all.filter(|tag| tag.revision == revision);
@@ -97,7 +97,7 @@ fn tag_of(object: Object) -> Tag {
     }
 }
 
-fn take(known: &mut Option<BTreeMap<SmolStr, Tag>>, event: WatchEvent<Tag>) {
+fn apply_event(known: &mut Option<BTreeMap<SmolStr, Tag>>, event: WatchEvent<Tag>) {
     match event {
         WatchEvent::Restarted(all) => *known = Some(all.into_iter().map(|tag| (tag.object.clone(), tag)).collect()),
         WatchEvent::Applied(tag) => drop(known.get_or_insert_default().insert(tag.object.clone(), tag)),

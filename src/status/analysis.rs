@@ -221,7 +221,7 @@ impl Analysis {
     }
 
     fn on_event(&mut self, kind: Type, event: WatchEvent<Entry>) {
-        if !self.inputs.take(kind, event) {
+        if !self.inputs.apply_event(kind, event) {
             return;
         }
         self.has_changed();

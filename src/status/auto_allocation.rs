@@ -106,14 +106,14 @@ async fn allocate(
     };
     // Before the first list, every address would seem to be free.
     let Some(first) = events.recv().await else { return };
-    entries.take(first);
+    entries.apply_event(first);
     mesh.mark_changed();
     let (mut is_due, mut retry) = (true, false);
     loop {
         tokio::select! {
             event = events.recv() => match event {
                 Some(event) => {
-                    entries.take(event);
+                    entries.apply_event(event);
                     is_due = true;
                 }
                 None => return,
@@ -122,7 +122,7 @@ async fn allocate(
             () = tokio::time::sleep(REST), if retry => {}
         }
         while let Ok(event) = events.try_recv() {
-            entries.take(event);
+            entries.apply_event(event);
             is_due = true;
         }
         let snapshot = mesh.borrow_and_update().clone();
@@ -192,7 +192,7 @@ struct Entries {
 }
 
 impl Entries {
-    fn take(&mut self, event: WatchEvent<EntryRow>) {
+    fn apply_event(&mut self, event: WatchEvent<EntryRow>) {
         match event {
             WatchEvent::Restarted(all) => {
                 self.entries.clear();

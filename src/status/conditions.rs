@@ -121,7 +121,7 @@ async fn write_all(
             biased;
             changed = mesh.changed() => if changed.is_err() { return },
             event = events.recv() => match event {
-                Some((kind, event)) => plan.take(kind, event),
+                Some((kind, event)) => plan.apply_event(kind, event),
                 None => return,
             },
             () = std::future::ready(()), if plan.is_due() => {}
@@ -131,7 +131,7 @@ async fn write_all(
             }
         }
         while let Ok((kind, event)) = events.try_recv() {
-            plan.take(kind, event);
+            plan.apply_event(kind, event);
         }
         let snapshot = mesh.borrow_and_update().clone();
         // Before the first commit nothing is known.

@@ -308,7 +308,7 @@ impl Conditions {
     }
 
     /// Takes a report. Returns the object if its condition must be compared now.
-    fn take(&mut self, (key, number, report): News) -> Option<StatusKey> {
+    fn handle_report(&mut self, (key, number, report): News) -> Option<StatusKey> {
         let now = Instant::now();
         // An answer that waits for the object took no computation.
         let is_computed = report.state != ObjectState::Awaited;
@@ -430,14 +430,14 @@ impl Statuses for Conditions {
                     // The last report was sent before the turn ended.
                     let mut due = Vec::new();
                     while let Ok(news) = self.news.try_recv() {
-                        due.extend(self.take(news));
+                        due.extend(self.handle_report(news));
                     }
                     self.turns.ended(&key, number);
                     if !due.is_empty() {
                         return due;
                     }
                 }
-                Some(news) = self.news.recv() => if let Some(key) = self.take(news) {
+                Some(news) = self.news.recv() => if let Some(key) = self.handle_report(news) {
                     return vec![key];
                 },
                 () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}

@@ -91,13 +91,13 @@ async fn create(watches: &Watches, mesh: &MeshSnapshot) {
     let work = async {
         let mut known = BTreeSet::new();
         while let Some(event) = events.recv().await {
-            take(&mut known, event);
+            apply_event(&mut known, event);
             let mut delay = RETRY;
             while !create_missing(&store, mesh, &mut known).await {
                 sleep(delay).await;
                 delay = (delay * 2).min(LONGEST_RETRY);
                 while let Ok(event) = events.try_recv() {
-                    take(&mut known, event);
+                    apply_event(&mut known, event);
                 }
             }
         }
@@ -108,7 +108,7 @@ async fn create(watches: &Watches, mesh: &MeshSnapshot) {
     }
 }
 
-fn take(known: &mut BTreeSet<SmolStr>, event: WatchEvent<SmolStr>) {
+fn apply_event(known: &mut BTreeSet<SmolStr>, event: WatchEvent<SmolStr>) {
     match event {
         WatchEvent::Restarted(all) => *known = all.into_iter().collect(),
         WatchEvent::Applied(name) => drop(known.insert(name)),

@@ -274,7 +274,7 @@ impl Controller {
     }
 
     fn on_event(&mut self, event: Event) {
-        for change in self.known.take(event) {
+        for change in self.known.apply_event(event) {
             match change {
                 Change::Gateway(key) => self.queue(key),
                 Change::Owned {

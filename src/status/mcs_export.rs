@@ -140,7 +140,7 @@ impl Exporter {
             let due = self.queue.next_time();
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(event) => self.take(event),
+                    Some(event) => self.apply_event(event),
                     None => return,
                 },
                 changed = self.mesh.changed() => {
@@ -152,13 +152,13 @@ impl Exporter {
                 () = task::until(due) => {}
             }
             while let Ok(event) = events.try_recv() {
-                self.take(event);
+                self.apply_event(event);
             }
             self.export(Instant::now()).await;
         }
     }
 
-    fn take(&mut self, event: WatchEvent<Service>) {
+    fn apply_event(&mut self, event: WatchEvent<Service>) {
         match event {
             WatchEvent::Restarted(all) => {
                 let mut gone = std::mem::take(&mut self.services);
@@ -384,11 +384,11 @@ mod tests {
     async fn a_service_that_was_created_again_waits_for_the_end_of_its_old_export() {
         let api = FakeApi::default();
         let (mut exporter, _mesh) = exporter(&api, mesh(&json!({"env": "x"})));
-        exporter.take(applied("old"));
+        exporter.apply_event(applied("old"));
         assert_eq!(exporter.attempt(&api).await, Some(json!("old")));
         assert_eq!(exporter.queue.next_time(), None);
-        exporter.take(WatchEvent::Deleted(web("app", "old")));
-        exporter.take(applied("new"));
+        exporter.apply_event(WatchEvent::Deleted(web("app", "old")));
+        exporter.apply_event(applied("new"));
         for _ in 0..10 {
             assert_eq!(exporter.attempt(&api).await, Some(json!("old")));
         }
@@ -396,9 +396,9 @@ mod tests {
         assert_eq!(exporter.attempt(&api).await, Some(json!("new")));
         assert_eq!(exporter.queue.next_time(), None);
         // An export without an owner is that of a user.
-        exporter.take(WatchEvent::Restarted(vec![]));
+        exporter.apply_event(WatchEvent::Restarted(vec![]));
         api.put(EXPORT, json!({"metadata": {"name": "web"}}));
-        exporter.take(applied("newer"));
+        exporter.apply_event(applied("newer"));
         assert_eq!(exporter.attempt(&api).await, Some(Value::Null));
         assert_eq!(exporter.queue.next_time(), None);
     }
@@ -407,9 +407,9 @@ mod tests {
     async fn a_failed_export_is_tried_again_until_it_succeeds() {
         let api = FakeApi::default();
         let (mut exporter, _mesh) = exporter(&api, mesh(&json!({"env": "x"})));
-        exporter.take(WatchEvent::Applied(web("other", "u")));
+        exporter.apply_event(WatchEvent::Applied(web("other", "u")));
         assert_eq!(exporter.queue.next_time(), None, "it is of another namespace");
-        exporter.take(applied("u"));
+        exporter.apply_event(applied("u"));
         api.fail(10);
         for _ in 0..10 {
             assert_eq!(exporter.attempt(&api).await, None);
@@ -422,7 +422,7 @@ mod tests {
     async fn services_of_excluded_namespaces_are_not_exported() {
         let api = FakeApi::default();
         let (mut exporter, sender) = exporter(&api, mesh(&json!({})));
-        exporter.take(applied("u"));
+        exporter.apply_event(applied("u"));
         assert_eq!(exporter.attempt(&api).await, None);
         exporter.select();
         assert_eq!(exporter.queue.next_time(), None);

@@ -351,19 +351,19 @@ async fn a_cluster_is_complete_only_after_its_custom_kinds_were_listed() {
     cluster.served = served_in;
     let mut output = FilterOutput::default();
     idle.filters.send_replace(Some(Filters::default()));
-    cluster.take_filters(&mut output);
+    cluster.update_filters(&mut output);
     cluster.watch(Kind::Service, &cluster.shared.rules.resource(Kind::Service));
     let listed = WatchEvent::Restarted(Vec::new());
-    cluster.take(&(Kind::Service, None), listed, &mut output);
+    cluster.apply_event(&(Kind::Service, None), listed, &mut output);
     assert!(!cluster.is_complete(), "the served kinds are unknown");
 
     let resource = cluster.shared.rules.resource(Kind::Sidecar);
     served.send_replace(Some([(Kind::Sidecar, resource)].into()));
     assert!(!cluster.is_complete(), "Sidecars are not watched yet");
-    cluster.take_served(&mut output);
+    cluster.update_served(&mut output);
     assert!(!cluster.is_complete(), "Sidecars are not listed yet");
     let listed = WatchEvent::Restarted(Vec::new());
-    cluster.take(&(Kind::Sidecar, None), listed, &mut output);
+    cluster.apply_event(&(Kind::Sidecar, None), listed, &mut output);
     assert!(cluster.is_complete());
 }
 
@@ -380,7 +380,7 @@ async fn a_watch_that_ends_is_started_again() {
     let Step::Events(events) = cluster.next().await else {
         panic!("the end of the watch is not noticed");
     };
-    cluster.take_all(events, &mut FilterOutput::default());
+    cluster.apply_events(events, &mut FilterOutput::default());
     assert!(!cluster.events.contains_key(&key));
     cluster.restart_ended_watches();
     assert!(cluster.events.contains_key(&key));
@@ -516,9 +516,9 @@ async fn a_refused_list_is_not_an_empty_one_when_another_follows() {
     let (_, listed) = cluster.events.next().await.expect("a watch");
     assert!(cluster.watching[&key].health.has_listed());
     let mut output = FilterOutput::default();
-    cluster.take(&key, refused.expect("an event"), &mut output);
+    cluster.apply_event(&key, refused.expect("an event"), &mut output);
     assert!(cluster.is_refused(Kind::MeshConfig), "unknown is not empty");
-    cluster.take(&key, listed.expect("an event"), &mut output);
+    cluster.apply_event(&key, listed.expect("an event"), &mut output);
     assert!(!cluster.is_refused(Kind::MeshConfig));
 }
 
@@ -565,7 +565,7 @@ async fn until_received(cluster: &mut Cluster, version: u64) {
     let taking = async {
         while cluster.received.get(&(Kind::Service, None)) != Some(&version) {
             if let Step::Events(events) = cluster.next().await {
-                cluster.take_all(events, &mut FilterOutput::default());
+                cluster.apply_events(events, &mut FilterOutput::default());
             }
         }
     };

@@ -180,7 +180,7 @@ impl AnalysisInputs {
 
     /// Applies an event; returns true if an analysis may come to another result. An event may be older than the result
     /// of a write.
-    pub(super) fn take(&mut self, kind: Type, event: WatchEvent<Entry>) -> bool {
+    pub(super) fn apply_event(&mut self, kind: Type, event: WatchEvent<Entry>) -> bool {
         match event {
             WatchEvent::Restarted(all) => {
                 let before = self.kinds.insert(kind, BTreeMap::new());
@@ -212,7 +212,7 @@ impl AnalysisInputs {
     /// meantime; returns true if an analysis may come to another result.
     pub(super) fn take_written(&mut self, kind: Type, entry: Entry) -> bool {
         let is_known = self.kinds.get(&kind).is_some_and(|all| all.contains_key(&entry.key));
-        is_known && self.take(kind, WatchEvent::Applied(entry))
+        is_known && self.apply_event(kind, WatchEvent::Applied(entry))
     }
 
     fn put(&mut self, kind: Type, mut entry: Entry, known: Option<Entry>) -> bool {

@@ -149,7 +149,7 @@ impl Plan {
     }
 
     /// Applies an event of a watch.
-    pub(super) fn take(&mut self, kind: Kind, event: WatchEvent<Published>) {
+    pub(super) fn apply_event(&mut self, kind: Kind, event: WatchEvent<Published>) {
         match event {
             WatchEvent::Restarted(all) => {
                 let before = self.published.remove(&kind).unwrap_or_default();

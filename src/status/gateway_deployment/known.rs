@@ -132,7 +132,7 @@ pub(super) enum Change {
 type Rows<T> = Option<BTreeMap<NamespacedName, T>>;
 
 /// Applies an event, and returns each changed key with the row before and after.
-fn take<T: Clone + PartialEq>(
+fn apply_event<T: Clone + PartialEq>(
     known: &mut Rows<T>,
     event: WatchEvent<(NamespacedName, T)>,
 ) -> Vec<(NamespacedName, Option<T>, Option<T>)> {
@@ -174,14 +174,14 @@ pub(super) struct Known {
 
 impl Known {
     /// Applies an event.
-    pub(super) fn take(&mut self, event: Event) -> Vec<Change> {
+    pub(super) fn apply_event(&mut self, event: Event) -> Vec<Change> {
         match event {
             Event::Gateway(event) => {
-                let changes = take(&mut self.gateways, event).into_iter();
+                let changes = apply_event(&mut self.gateways, event).into_iter();
                 changes.map(|(key, ..)| Change::Gateway(key)).collect()
             }
             Event::Owned(kind, event) => {
-                let changes = take(self.owned.entry(kind).or_default(), event).into_iter();
+                let changes = apply_event(self.owned.entry(kind).or_default(), event).into_iter();
                 let change = |(key, before, after): (NamespacedName, Option<Owned>, Option<Owned>)| Change::Owned {
                     object: (kind, key),
                     fingerprint: after.as_ref().map(|row| row.fingerprint),
@@ -190,7 +190,7 @@ impl Known {
                 changes.map(change).collect()
             }
             Event::Parameters(event) => {
-                let changes = take(&mut self.parameters, event).into_iter();
+                let changes = apply_event(&mut self.parameters, event).into_iter();
                 changes.map(|(key, ..)| Change::Parameters(key)).collect()
             }
         }
@@ -271,11 +271,11 @@ mod tests {
         assert_eq!(deployment(0, "1"), deployment(1, "2"));
         let mut known = Known::default();
         let kind = ObjectKind::Deployment;
-        let changes = known.take(Event::Owned(kind, WatchEvent::Restarted(vec![deployment(0, "1")])));
+        let changes = known.apply_event(Event::Owned(kind, WatchEvent::Restarted(vec![deployment(0, "1")])));
         assert_eq!(changes.len(), 1);
-        let changes = known.take(Event::Owned(kind, WatchEvent::Applied(deployment(1, "2"))));
+        let changes = known.apply_event(Event::Owned(kind, WatchEvent::Applied(deployment(1, "2"))));
         assert_eq!(changes, []);
-        let changes = known.take(Event::Owned(kind, WatchEvent::Deleted(deployment(1, "2"))));
+        let changes = known.apply_event(Event::Owned(kind, WatchEvent::Deleted(deployment(1, "2"))));
         let owner = Some(NamespacedName::new("n", "g"));
         let object = (kind, NamespacedName::new("n", "a"));
         assert_eq!(
@@ -295,7 +295,7 @@ mod tests {
                 "creationTimestamp": created, "labels": {CLASS_DEFAULTS: "istio"}}, "data": data})))
         };
         let mut known = Known::default();
-        known.take(Event::Parameters(WatchEvent::Restarted(vec![
+        known.apply_event(Event::Parameters(WatchEvent::Restarted(vec![
             config_map("istio-system", "new", "2026-01-02T00:00:00Z", json!({"service": "b"})),
             config_map(
                 "istio-system",

@@ -33,7 +33,7 @@ fn inputs(mesh_yaml: &str) -> AnalysisInputs {
     let mut inputs = AnalysisInputs::new("default".into());
     assert!(inputs.observe(&mesh(mesh_yaml)) && inputs.set_tags(BTreeSet::new()));
     for kind in Type::all() {
-        inputs.take(kind, WatchEvent::Restarted(Vec::new()));
+        inputs.apply_event(kind, WatchEvent::Restarted(Vec::new()));
     }
     inputs
 }
@@ -54,7 +54,7 @@ fn nothing_is_analyzed_before_everything_is_known() {
     for kind in &all {
         assert!(inputs.analysis(SYSTEM, 0).is_none(), "{} is unknown", kind.name());
         assert!(
-            inputs.take(*kind, WatchEvent::Restarted(Vec::new())),
+            inputs.apply_event(*kind, WatchEvent::Restarted(Vec::new())),
             "the first list is a change"
         );
     }
@@ -73,7 +73,7 @@ fn messages_are_written_and_removed() {
     let kind = Type::from(Kind::VirtualService);
     let take = |inputs: &mut AnalysisInputs, version: &str, status: &Value| {
         let object = virtual_service("astray", version, status);
-        inputs.take(kind, WatchEvent::Applied(entry(Kind::VirtualService, &object)))
+        inputs.apply_event(kind, WatchEvent::Applied(entry(Kind::VirtualService, &object)))
     };
     assert!(take(&mut inputs, "1", &json!({})));
     let found = Found::new(&analyze(&mut inputs), &inputs.exceeded());
@@ -87,14 +87,14 @@ fn messages_are_written_and_removed() {
     assert_eq!(removed[0].fields["status"]["validationMessages"], Value::Null);
     let mut changed = virtual_service("astray", "3", &status);
     changed["spec"]["hosts"] = json!(["y"]);
-    assert!(inputs.take(kind, WatchEvent::Applied(entry(Kind::VirtualService, &changed))));
+    assert!(inputs.apply_event(kind, WatchEvent::Applied(entry(Kind::VirtualService, &changed))));
     assert_eq!(
         inputs.due(&Found::default()),
         [],
         "a changed object waits for its analysis"
     );
     assert!(
-        inputs.take(kind, WatchEvent::Restarted(Vec::new())),
+        inputs.apply_event(kind, WatchEvent::Restarted(Vec::new())),
         "a removed object is a change"
     );
     assert_eq!(inputs.due(&found), []);
@@ -106,15 +106,15 @@ fn results_of_writes_do_not_replace_newer_versions() {
     let mut inputs = inputs("{}");
     let kind = Type::from(Kind::VirtualService);
     let astray = |version: &str| entry(Kind::VirtualService, &virtual_service("astray", version, &json!({})));
-    inputs.take(kind, WatchEvent::Applied(astray("1")));
+    inputs.apply_event(kind, WatchEvent::Applied(astray("1")));
     let mut repaired = virtual_service("astray", "10", &json!({}));
     repaired["spec"]["http"] = json!([{"directResponse": {"status": 200}}]);
-    inputs.take(kind, WatchEvent::Applied(entry(Kind::VirtualService, &repaired)));
+    inputs.apply_event(kind, WatchEvent::Applied(entry(Kind::VirtualService, &repaired)));
     assert!(!inputs.take_written(kind, astray("9")), "version 10 is known");
     assert_eq!(analyze(&mut inputs), []);
     assert!(inputs.take_written(kind, astray("11")));
     assert_eq!(analyze(&mut inputs).len(), 1);
-    inputs.take(kind, WatchEvent::Deleted(astray("12")));
+    inputs.apply_event(kind, WatchEvent::Deleted(astray("12")));
     assert!(!inputs.take_written(kind, astray("11")), "the object no longer exists");
     assert_eq!(analyze(&mut inputs), []);
     inputs.forget(kind);
@@ -128,18 +128,18 @@ fn unselected_namespaces_are_not_analyzed() {
     let mut inputs = inputs(mesh);
     for (name, labels) in [("a", json!({})), (SYSTEM, json!({})), ("b", json!({"mesh": "mine"}))] {
         let namespace = entry(Kind::Namespace, &namespace(name, &labels));
-        inputs.take(Kind::Namespace.into(), WatchEvent::Applied(namespace));
+        inputs.apply_event(Kind::Namespace.into(), WatchEvent::Applied(namespace));
     }
     let astray = virtual_service("astray", "1", &json!({}));
     let astray = entry(Kind::VirtualService, &astray);
-    inputs.take(Kind::VirtualService.into(), WatchEvent::Applied(astray));
+    inputs.apply_event(Kind::VirtualService.into(), WatchEvent::Applied(astray));
     assert!(
         analyze(&mut inputs)
             .iter()
             .all(|message| message.resource.namespace != "a")
     );
     let labelled = entry(Kind::Namespace, &namespace("a", &json!({"mesh": "mine"})));
-    assert!(inputs.take(Kind::Namespace.into(), WatchEvent::Applied(labelled)));
+    assert!(inputs.apply_event(Kind::Namespace.into(), WatchEvent::Applied(labelled)));
     assert!(
         analyze(&mut inputs)
             .iter()
@@ -153,12 +153,12 @@ fn policies_may_name_unselected_namespaces() {
     let mut inputs = inputs("{discoverySelectors: [{matchLabels: {mesh: mine}}]}");
     for (name, labels) in [("a", json!({})), ("b", json!({"mesh": "mine"}))] {
         let namespace = entry(Kind::Namespace, &namespace(name, &labels));
-        inputs.take(Kind::Namespace.into(), WatchEvent::Applied(namespace));
+        inputs.apply_event(Kind::Namespace.into(), WatchEvent::Applied(namespace));
     }
     let policy = json!({"metadata": {"name": "p", "namespace": "b"},
         "spec": {"rules": [{"from": [{"source": {"namespaces": ["a", "absent"]}}]}]}});
     let policy = entry(Kind::AuthorizationPolicy, &policy);
-    inputs.take(Kind::AuthorizationPolicy.into(), WatchEvent::Applied(policy));
+    inputs.apply_event(Kind::AuthorizationPolicy.into(), WatchEvent::Applied(policy));
     let messages = analyze(&mut inputs);
     let missing: Vec<&str> = messages
         .iter()
@@ -177,7 +177,7 @@ fn services_of_system_namespaces_are_known() {
     let mut inputs = inputs("{}");
     let service = json!({"metadata": {"name": "dns", "namespace": "kube-system"}, "spec": {"ports": [{"port": 53}]}});
     let service = entry(Kind::Service, &service);
-    inputs.take(Kind::Service.into(), WatchEvent::Applied(service));
+    inputs.apply_event(Kind::Service.into(), WatchEvent::Applied(service));
     let rule = |name: &str, host: &str| {
         let metadata = json!({"name": name, "namespace": "a"});
         entry(
@@ -189,7 +189,7 @@ fn services_of_system_namespaces_are_known() {
         rule("known", "dns.kube-system.svc.cluster.local"),
         rule("unknown", "absent.kube-system.svc.cluster.local"),
     ] {
-        inputs.take(Kind::DestinationRule.into(), WatchEvent::Applied(rule));
+        inputs.apply_event(Kind::DestinationRule.into(), WatchEvent::Applied(rule));
     }
     let messages = analyze(&mut inputs);
     let unknown = messages.iter().filter(|message| message.code == "IST0174");
@@ -206,13 +206,13 @@ fn definitions_decide_the_version() {
             json!({"metadata": {"name": "virtualservices.networking.istio.io"}, "spec": {"versions": versions}});
         Entry::of(Type::Definition, KubeObject::from_value(object).expect("an object"))
     };
-    inputs.take(Type::Definition, WatchEvent::Restarted(Vec::new()));
+    inputs.apply_event(Type::Definition, WatchEvent::Restarted(Vec::new()));
     assert_eq!(inputs.served_version(kind), None);
     let versions = json!([{"name": "v1", "served": false}, {"name": "v1beta1", "served": true}]);
-    assert!(inputs.take(Type::Definition, WatchEvent::Applied(definition(&versions))));
+    assert!(inputs.apply_event(Type::Definition, WatchEvent::Applied(definition(&versions))));
     assert_eq!(inputs.served_version(kind), Some("v1beta1"));
     let versions = json!([{"name": "v1", "served": true}, {"name": "v1beta1", "served": true}]);
-    assert!(inputs.take(Type::Definition, WatchEvent::Applied(definition(&versions))));
+    assert!(inputs.apply_event(Type::Definition, WatchEvent::Applied(definition(&versions))));
     assert_eq!(inputs.served_version(kind), Some("v1"));
 }
 
@@ -229,11 +229,11 @@ fn irrelevant_objects_are_no_change() {
         "istio-leader",
         &json!({"control-plane.alpha.kubernetes.io/leader": "{}"}),
     );
-    assert!(!inputs.take(Kind::ConfigMap.into(), WatchEvent::Applied(lock)));
+    assert!(!inputs.apply_event(Kind::ConfigMap.into(), WatchEvent::Applied(lock)));
     let other = config_map("application", &json!({}));
-    assert!(!inputs.take(Kind::ConfigMap.into(), WatchEvent::Applied(other)));
+    assert!(!inputs.apply_event(Kind::ConfigMap.into(), WatchEvent::Applied(other)));
     let injector = config_map("istio-sidecar-injector", &json!({}));
-    assert!(inputs.take(Kind::ConfigMap.into(), WatchEvent::Applied(injector)));
+    assert!(inputs.apply_event(Kind::ConfigMap.into(), WatchEvent::Applied(injector)));
     let pod = |phase: &str| {
         let metadata = json!({"name": "p", "namespace": "a", "resourceVersion": phase});
         entry(
@@ -241,13 +241,13 @@ fn irrelevant_objects_are_no_change() {
             &json!({"metadata": metadata, "spec": {}, "status": {"phase": phase}}),
         )
     };
-    assert!(inputs.take(Kind::Pod.into(), WatchEvent::Applied(pod("Pending"))));
-    assert!(!inputs.take(Kind::Pod.into(), WatchEvent::Applied(pod("Running"))));
-    assert!(inputs.take(Kind::Pod.into(), WatchEvent::Deleted(pod("Running"))));
+    assert!(inputs.apply_event(Kind::Pod.into(), WatchEvent::Applied(pod("Pending"))));
+    assert!(!inputs.apply_event(Kind::Pod.into(), WatchEvent::Applied(pod("Running"))));
+    assert!(inputs.apply_event(Kind::Pod.into(), WatchEvent::Deleted(pod("Running"))));
     let mut canary = virtual_service("canary", "1", &json!({}));
     canary["metadata"]["labels"] = json!({"istio.io/rev": "canary"});
     let canary = entry(Kind::VirtualService, &canary);
-    assert!(!inputs.take(Kind::VirtualService.into(), WatchEvent::Applied(canary)));
+    assert!(!inputs.apply_event(Kind::VirtualService.into(), WatchEvent::Applied(canary)));
 }
 
 /// Objects of other revisions are unknown, and their messages belong to other control planes. Those of a tag are of the
@@ -257,7 +257,7 @@ fn revisions_and_tags_decide_what_is_analyzed() {
     let mut inputs = inputs("{}");
     for (name, revision) in [("own", "default"), ("tagged", "tag"), ("foreign", "canary")] {
         let namespace = entry(Kind::Namespace, &namespace(name, &json!({"istio.io/rev": revision})));
-        inputs.take(Kind::Namespace.into(), WatchEvent::Applied(namespace));
+        inputs.apply_event(Kind::Namespace.into(), WatchEvent::Applied(namespace));
     }
     let metadata = json!({"name": "p", "namespace": "own", "labels": {"istio.io/rev": "tag"}});
     let source = json!({"namespaces": ["own", "tagged", "foreign"]});
@@ -265,7 +265,7 @@ fn revisions_and_tags_decide_what_is_analyzed() {
     let policy = json!({"metadata": metadata, "spec": {"rules": [{"from": [{"source": source}]}]}, "status": status});
     let policy = entry(Kind::AuthorizationPolicy, &policy);
     assert!(
-        !inputs.take(Kind::AuthorizationPolicy.into(), WatchEvent::Applied(policy)),
+        !inputs.apply_event(Kind::AuthorizationPolicy.into(), WatchEvent::Applied(policy)),
         "the policy is of another revision"
     );
     assert_eq!(analyze(&mut inputs), []);
@@ -298,7 +298,7 @@ fn gateways_of_the_gateway_api_count_in_all_revisions() {
         Kind::KubeGateway,
         &json!({"metadata": metadata, "spec": {}, "status": status}),
     );
-    assert!(inputs.take(Kind::KubeGateway.into(), WatchEvent::Applied(gateway)));
+    assert!(inputs.apply_event(Kind::KubeGateway.into(), WatchEvent::Applied(gateway)));
     let codes: Vec<&str> = analyze(&mut inputs).iter().map(|message| message.code).collect();
     assert_eq!(codes, ["IST0171"]);
 }

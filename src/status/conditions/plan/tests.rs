@@ -54,7 +54,7 @@ impl Fixture {
     }
 
     fn applied(&mut self, object: Published) {
-        self.plan.take(Kind::Service, WatchEvent::Applied(object));
+        self.plan.apply_event(Kind::Service, WatchEvent::Applied(object));
     }
 
     /// Returns the names of the objects that are written, with the conditions.
@@ -115,7 +115,7 @@ fn equal_conditions_are_not_written() {
         object("c", 1, &rendered("old")),
         object("d", 1, &rendered("gone")),
     ];
-    fixture.plan.take(Kind::Service, WatchEvent::Restarted(all));
+    fixture.plan.apply_event(Kind::Service, WatchEvent::Restarted(all));
     fixture.row("a", Some("one"));
     fixture.row("b", None);
     fixture.row("c", Some("new"));
@@ -159,7 +159,7 @@ fn conditions_of_a_restored_server_are_compared() {
     let mut fixture = Fixture::new();
     let mut writes_after = |version: u64, message: &str| {
         let all = vec![object("a", version, &rendered(message))];
-        fixture.plan.take(Kind::Service, WatchEvent::Restarted(all));
+        fixture.plan.apply_event(Kind::Service, WatchEvent::Restarted(all));
         fixture.row("a", Some("one"));
         fixture.writes()
     };
@@ -176,7 +176,9 @@ fn an_object_that_was_created_again_is_written() {
     assert_eq!(fixture.writes(), []);
     let mut again = object("a", 5, &json!(null));
     again.uid = "another".into();
-    fixture.plan.take(Kind::Service, WatchEvent::Restarted(vec![again]));
+    fixture
+        .plan
+        .apply_event(Kind::Service, WatchEvent::Restarted(vec![again]));
     assert_eq!(fixture.writes(), [("a".to_owned(), rendered("one"))]);
     fixture.plan.written(&target("a"), object("a", 6, &rendered("one")));
     fixture
@@ -208,22 +210,22 @@ fn conditions_of_others_stay_in_a_list_that_is_replaced() {
     let health = |status: &str| json!({ "type": "Healthy", "status": status });
     let entry = |version: u64, conditions: &Value| WatchEvent::Applied(object_of(kind, "a", version, conditions));
     fixture.row_of(target.clone(), Some("one"));
-    fixture.plan.take(kind, entry(1, &json!([health("True")])));
+    fixture.plan.apply_event(kind, entry(1, &json!([health("True")])));
     let write = fixture.plan.next(NOW).expect("a write");
     assert_eq!(write.fields["metadata"]["resourceVersion"], "1");
     let all = json!([health("True"), rendered("one")[0]]);
     assert_eq!(write.fields["status"]["conditions"], all);
     // The health has changed in the meantime, which the watch has not reported yet.
     fixture.plan.conflicted(&target);
-    fixture.plan.take(kind, entry(1, &json!([health("True")])));
+    fixture.plan.apply_event(kind, entry(1, &json!([health("True")])));
     assert_eq!(fixture.plan.next(NOW), None);
-    fixture.plan.take(kind, entry(2, &json!([health("False")])));
+    fixture.plan.apply_event(kind, entry(2, &json!([health("False")])));
     let write = fixture.plan.next(NOW).expect("a write");
     assert_eq!(write.fields["metadata"]["resourceVersion"], "2");
     let all = json!([health("False"), rendered("one")[0]]);
     assert_eq!(write.fields["status"]["conditions"], all);
     fixture.plan.written(&target, object_of(kind, "a", 3, &all));
-    fixture.plan.take(kind, entry(4, &all));
+    fixture.plan.apply_event(kind, entry(4, &all));
     assert_eq!(fixture.plan.next(NOW), None);
 }
 
