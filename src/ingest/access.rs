@@ -48,7 +48,7 @@ pub enum ReviewError {
 /// Reviews access to Secrets.
 pub trait Review: Send + Sync + 'static {
     /// Reviews a service account after a delay.
-    fn ask(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Result<Access, ReviewError>>;
+    fn review(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Result<Access, ReviewError>>;
 }
 
 /// The source of access reviews.
@@ -159,7 +159,7 @@ impl<R: Review> Reviewer<R> {
     async fn run(mut self, mut subjects: watch::Receiver<OrdSet<Subject>>, mut known: watch::Receiver<u64>) {
         loop {
             let now = subjects.borrow_and_update().clone();
-            if !self.take(&now).await {
+            if !self.update_readers(&now).await {
                 return;
             }
             loop {
@@ -169,12 +169,12 @@ impl<R: Review> Reviewer<R> {
                         Err(_) => return,
                     },
                     Ok(()) = known.changed() => {
-                        self.ask_all();
+                        self.review_all();
                         continue;
                     }
                     answered = self.in_flight.next() => answered,
                 };
-                if !self.learn(subject, answer).await {
+                if !self.handle_result(subject, answer).await {
                     return;
                 }
             }
@@ -182,10 +182,10 @@ impl<R: Review> Reviewer<R> {
     }
 
     /// Updates the readers. Returns false if the receiver of changes is closed.
-    async fn take(&mut self, subjects: &OrdSet<Subject>) -> bool {
+    async fn update_readers(&mut self, subjects: &OrdSet<Subject>) -> bool {
         for subject in subjects {
             if !self.readers.contains_key(subject) {
-                self.ask(subject.clone(), Duration::ZERO);
+                self.schedule_review(subject.clone(), Duration::ZERO);
                 self.readers.insert(subject.clone(), Reader::default());
             }
         }
@@ -206,22 +206,22 @@ impl<R: Review> Reviewer<R> {
     }
 
     /// Reviews all readers at once: their clusters may have appeared or disappeared.
-    fn ask_all(&mut self) {
+    fn review_all(&mut self) {
         let subjects: Vec<Subject> = self.readers.keys().cloned().collect();
         for subject in subjects {
-            self.ask(subject, Duration::ZERO);
+            self.schedule_review(subject, Duration::ZERO);
         }
     }
 
-    fn ask(&mut self, subject: Subject, wait: Duration) {
-        let answer = self.review.clone().ask(subject.clone(), wait);
+    fn schedule_review(&mut self, subject: Subject, wait: Duration) {
+        let answer = self.review.clone().review(subject.clone(), wait);
         self.in_flight.insert(subject, answer);
     }
 
     /// Publishes a new result and schedules the next review. Returns false if the receiver of changes is closed.
-    async fn learn(&mut self, subject: Subject, answer: Result<Access, ReviewError>) -> bool {
+    async fn handle_result(&mut self, subject: Subject, answer: Result<Access, ReviewError>) -> bool {
         self.counts.count(&answer);
-        self.ask(subject.clone(), wait(&subject, &answer));
+        self.schedule_review(subject.clone(), wait(&subject, &answer));
         let Some(reader) = self.readers.get_mut(&subject) else {
             return true;
         };

@@ -60,7 +60,7 @@ pub struct LookupError(String);
 /// Resolves hosts.
 pub trait Lookup: Send + Sync + 'static {
     /// Resolves a fully qualified host name after a delay.
-    fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>>;
+    fn lookup(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>>;
 }
 
 /// The source of addresses of the required hosts, by the servers of `/etc/resolv.conf`.
@@ -165,7 +165,7 @@ impl<L: Lookup> Resolver<L> {
     async fn run(mut self, mut dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>) {
         loop {
             let required = dependencies.borrow_and_update().clone().unwrap_or_default();
-            if !self.take(&required).await {
+            if !self.update_hosts(&required).await {
                 return;
             }
             loop {
@@ -176,7 +176,7 @@ impl<L: Lookup> Resolver<L> {
                     },
                     answered = self.in_flight.next() => answered,
                 };
-                if !self.learn(host, answer).await {
+                if !self.handle_result(host, answer).await {
                     return;
                 }
             }
@@ -184,10 +184,10 @@ impl<L: Lookup> Resolver<L> {
     }
 
     /// Updates the required hosts. Returns false if the receiver of changes is closed.
-    async fn take(&mut self, dependencies: &ExternalDependencies) -> bool {
+    async fn update_hosts(&mut self, dependencies: &ExternalDependencies) -> bool {
         for host in &dependencies.hosts {
             if !self.hosts.contains_key(host) {
-                self.ask(host, Duration::ZERO);
+                self.schedule_lookup(host, Duration::ZERO);
                 self.hosts.insert(host.clone(), Host::default());
             }
         }
@@ -209,13 +209,13 @@ impl<L: Lookup> Resolver<L> {
         gone.is_empty() || self.changes.send(gone).await.is_ok()
     }
 
-    fn ask(&mut self, host: &SmolStr, wait: Duration) {
+    fn schedule_lookup(&mut self, host: &SmolStr, wait: Duration) {
         self.in_flight
-            .insert(host.clone(), self.lookup.clone().ask(host.clone(), wait));
+            .insert(host.clone(), self.lookup.clone().lookup(host.clone(), wait));
     }
 
     /// Handles a result. Returns false if the receiver of changes is closed.
-    async fn learn(&mut self, host: SmolStr, answer: Result<Answer, LookupError>) -> bool {
+    async fn handle_result(&mut self, host: SmolStr, answer: Result<Answer, LookupError>) -> bool {
         let is_answer = answer.is_ok();
         let goes_on = self.publish(&host, answer).await;
         if is_answer {
@@ -231,7 +231,7 @@ impl<L: Lookup> Resolver<L> {
             Ok(answer) => answer.ttl.unwrap_or(SOONEST).clamp(SOONEST, LATEST),
             Err(_) => self.hosts.get(host).map_or(SOONEST, Host::retry_delay),
         };
-        self.ask(host, wait);
+        self.schedule_lookup(host, wait);
         let Some(entry) = self.hosts.get_mut(host) else {
             return true;
         };

@@ -22,7 +22,7 @@ const REASON_BYTES: usize = 1 << 10;
 pub(super) struct ApiServers(pub(super) Clients);
 
 impl Review for ApiServers {
-    fn ask(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Result<Access, ReviewError>> {
+    fn review(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Result<Access, ReviewError>> {
         Box::pin(async move {
             tokio::time::sleep(wait).await;
             let (_, client) = self
@@ -30,9 +30,9 @@ impl Review for ApiServers {
                 .get(&subject.cluster)
                 .map_err(|error| ReviewError::UnknownCluster(error.to_smolstr()))?;
             let api: Api<SubjectAccessReview> = Api::all(client);
-            let (parameters, question) = (PostParams::default(), question(&subject));
-            let asked = api.create(&parameters, &question);
-            let answer = tokio::time::timeout(REVIEW_TIMEOUT, asked)
+            let (parameters, review) = (PostParams::default(), access_review(&subject));
+            let created = api.create(&parameters, &review);
+            let answer = tokio::time::timeout(REVIEW_TIMEOUT, created)
                 .await
                 .map_err(|_| ReviewError::Failed("the API server does not answer".into()))?;
             match answer {
@@ -43,7 +43,7 @@ impl Review for ApiServers {
     }
 }
 
-fn question(subject: &Subject) -> SubjectAccessReview {
+fn access_review(subject: &Subject) -> SubjectAccessReview {
     let Subject {
         namespace,
         service_account,
@@ -90,10 +90,10 @@ mod tests {
             namespace: "shop".into(),
             service_account: "gw".into(),
         };
-        let asked = serde_json::to_value(question(&subject).spec).unwrap();
+        let spec = serde_json::to_value(access_review(&subject).spec).unwrap();
         let want = serde_json::json!({ "user": "system:serviceaccount:shop:gw",
             "resourceAttributes": { "namespace": "shop", "verb": "list", "resource": "secrets" } });
-        assert_eq!(asked, want);
+        assert_eq!(spec, want);
     }
 
     #[test]

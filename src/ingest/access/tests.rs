@@ -11,7 +11,7 @@ type Answer = Result<Access, ReviewError>;
 type Table = AnswerTable<Subject, Answer>;
 
 impl Review for Table {
-    fn ask(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Answer> {
+    fn review(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Answer> {
         self.answer(subject, wait)
     }
 }

@@ -96,7 +96,7 @@ impl SystemDns {
 }
 
 impl Lookup for SystemDns {
-    fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
+    fn lookup(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
         Box::pin(async move {
             tokio::time::sleep(wait).await;
             let answer = timeout(TIMEOUT, self.answer(&host)).await;
@@ -119,8 +119,8 @@ pub(super) fn set_options(options: &mut ResolverOpts) {
 pub(super) async fn answer(resolver: &TokioResolver, host: &str) -> Result<Answer, LookupError> {
     // The trailing dot disables the system's search list.
     let name = format!("{}.", host.trim_end_matches('.'));
-    let ask = |record_type| resolver.lookup(name.as_str(), record_type);
-    let (v4, v6) = tokio::join!(ask(RecordType::A), ask(RecordType::AAAA));
+    let query = |record_type| resolver.lookup(name.as_str(), record_type);
+    let (v4, v6) = tokio::join!(query(RecordType::A), query(RecordType::AAAA));
     match (records(v4), records(v6)) {
         (Ok(mut v4), Ok(v6)) => {
             v4.addresses.extend(v6.addresses);

@@ -39,7 +39,7 @@ impl Table {
 }
 
 impl Lookup for Table {
-    fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
+    fn lookup(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
         self.answer(host, wait)
     }
 }
