@@ -3,7 +3,7 @@
 //! [`select`] reduces a proxy class to a [`GroupSpec`], a list of parts. A part lists resources by key, and a key
 //! builds one resource. The enums here only dispatch to the modules of the types.
 
-mod lister;
+mod part_list;
 
 use std::sync::Arc;
 
@@ -40,8 +40,8 @@ use crate::{
     model::ScopeKey,
     table::Cx,
 };
-pub use lister::{CommonList, CommonLists, LastList, List, ListPieces, PartList};
-use lister::{Lister, of_grpc};
+pub use part_list::{CommonList, CommonLists, LastList, List, ListPieces, PartList};
+use part_list::{PartListBuilder, of_grpc};
 
 /// A part of the configuration of a group, with the results of selection that it depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -176,41 +176,41 @@ impl Part {
     }
 
     fn list_with(&self, ctx: &BuildContext, last: LastList, common: Option<PartKey>) -> PartList {
-        let mut lister = Lister::new(last, common);
+        let mut builder = PartListBuilder::new(last, common);
         match self {
-            Self::Clusters(part) => part.list(ctx, &mut lister),
-            Self::Grpc(part) => lister.extend(part.list(ctx).into_iter().map(of_grpc)),
+            Self::Clusters(part) => part.list(ctx, &mut builder),
+            Self::Grpc(part) => builder.extend(part.list(ctx).into_iter().map(of_grpc)),
             Self::Listeners(part) => {
                 let keys = part.list(ctx).into_iter();
-                lister.extend(keys.map(|key| (ResourceType::Listener, Resource::Listener(key))));
+                builder.extend(keys.map(|key| (ResourceType::Listener, Resource::Listener(key))));
             }
             Self::Routes(part) => {
-                let common = lister.common(ctx);
+                let common = builder.common(ctx);
                 let common = common.as_deref().and_then(CommonList::routes);
                 let (keys, pieces) = part.list(ctx, last.routes(), common);
-                lister.extend(keys.into_iter().map(|key| (ResourceType::Route, Resource::Route(key))));
-                lister.set_route_pieces(pieces);
+                builder.extend(keys.into_iter().map(|key| (ResourceType::Route, Resource::Route(key))));
+                builder.set_route_pieces(pieces);
             }
             Self::Extensions(part) => {
                 let keys = part.list();
-                lister.extend(keys.map(|key| (ResourceType::Extension, Resource::Extension(key))));
+                builder.extend(keys.map(|key| (ResourceType::Extension, Resource::Extension(key))));
             }
-            Self::NameTable(key) => lister.add((ResourceType::NameTable, Resource::NameTable(key.clone()))),
-            Self::TrustAnchors(key) => lister.add((ResourceType::ProxyConfig, Resource::TrustAnchors(key.clone()))),
+            Self::NameTable(key) => builder.add((ResourceType::NameTable, Resource::NameTable(key.clone()))),
+            Self::TrustAnchors(key) => builder.add((ResourceType::ProxyConfig, Resource::TrustAnchors(key.clone()))),
             Self::Addresses(part) => {
                 let keys = part.list(ctx).into_iter();
-                lister.extend(keys.map(|key| (part.resource_type(), Resource::Address(key))));
+                builder.extend(keys.map(|key| (part.resource_type(), Resource::Address(key))));
             }
             Self::Authorizations(part) => {
                 let keys = part.list(ctx).into_iter();
-                lister.extend(keys.map(|key| (ResourceType::Authorization, Resource::Authorization(key))));
+                builder.extend(keys.map(|key| (ResourceType::Authorization, Resource::Authorization(key))));
             }
             Self::Secrets(part) => {
                 let keys = part.list();
-                lister.extend(keys.map(|key| (ResourceType::Secret, Resource::Secret(key))));
+                builder.extend(keys.map(|key| (ResourceType::Secret, Resource::Secret(key))));
             }
         }
-        lister.finish()
+        builder.finish()
     }
 }
 

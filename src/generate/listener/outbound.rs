@@ -71,7 +71,7 @@ struct Entry {
 }
 
 /// Adds the services of one egress listener to entries.
-struct Lister<'a> {
+struct EntryBuilder<'a> {
     ctx: &'a BuildContext<'a>,
     client: &'a OutboundListenerProxyView,
     scope: &'a SidecarScope,
@@ -100,7 +100,7 @@ impl OutboundListenerPart {
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
         let scope = ctx.tcp_scope(&self.scope);
         let texts = |texts: &[&'static str]| texts.iter().map(|text| SmolStr::new_static(text)).collect();
-        let mut lister = Lister {
+        let mut builder = EntryBuilder {
             ctx,
             client: &self.client,
             scope: &scope,
@@ -118,15 +118,15 @@ impl OutboundListenerPart {
                 _ if bind_to_port => texts(loopbacks(self.client.vips.ip_mode)),
                 _ => Vec::new(),
             };
-            lister.add_egress(egress, &binds, bind_to_port);
+            builder.add_egress(egress, &binds, bind_to_port);
         }
-        lister.refuse_surplus();
-        lister.add_destinations();
+        builder.refuse_surplus();
+        builder.add_destinations();
         let catch_all = catch_all_cluster(&scope.outbound_policy);
         // Every TCP service has a listener of its own, which is the same for most workloads.
         let without_http = Hashed::new(self.client.without_http());
         let without_routes = Hashed::new(without_http.without_routes());
-        let entries = lister.entries.into_values();
+        let entries = builder.entries.into_values();
         entries
             .map(|mut entry| {
                 // Keys are kept, and a list of two members has room for four, of about 200 bytes each.
@@ -161,7 +161,7 @@ pub fn catch_all_cluster(policy: &OutboundPolicy) -> SmolStr {
     }
 }
 
-impl<'a> Lister<'a> {
+impl<'a> EntryBuilder<'a> {
     fn add_egress(&mut self, egress: &'a EgressListener, binds: &[SmolStr], bind_to_port: bool) {
         let positions = egress.virtual_services.iter().enumerate();
         self.positions = positions.map(|(position, key)| (key, position)).collect();

@@ -130,14 +130,14 @@ struct Evaluations<'a> {
 }
 
 /// A list of resources that is evaluated in pieces.
-trait InPieces: PartialEq + Send + Sync + Sized {
+trait PiecewiseList: PartialEq + Send + Sync + Sized {
     /// Makes the list of a part; `None` if it has none.
     fn list(ctx: &BuildContext, part: &PartKey, last: LastList) -> Option<(Self, Option<ListPieces>)>;
 
     fn resources(&self) -> &[ListedResource];
 }
 
-impl InPieces for CommonList {
+impl PiecewiseList for CommonList {
     fn list(ctx: &BuildContext, part: &PartKey, last: LastList) -> Option<(Self, Option<ListPieces>)> {
         part.list_common(ctx, last)
     }
@@ -147,7 +147,7 @@ impl InPieces for CommonList {
     }
 }
 
-impl InPieces for List {
+impl PiecewiseList for List {
     fn list(ctx: &BuildContext, part: &PartKey, last: LastList) -> Option<(Self, Option<ListPieces>)> {
         let PartList { resources, pieces } = part.list(ctx, last);
         Some((Self::new(resources), pieces))
@@ -164,7 +164,7 @@ struct PieceMemo<V> {
     pieces: FxHashMap<PartKey, ListPieces>,
 }
 
-impl<V: InPieces> PieceMemo<V> {
+impl<V: PiecewiseList> PieceMemo<V> {
     fn new(id: RelationId) -> Self {
         Self {
             rows: Derived::new(id),
@@ -221,7 +221,7 @@ impl<V: InPieces> PieceMemo<V> {
 }
 
 impl Evaluations<'_> {
-    fn list<V: InPieces>(
+    fn list<V: PiecewiseList>(
         &self,
         cx: &Cx,
         part: &PartKey,

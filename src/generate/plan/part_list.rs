@@ -211,7 +211,7 @@ impl KnownKeys<'_> {
 }
 
 /// A list while resources are added.
-pub(super) struct Lister<'a> {
+pub(super) struct PartListBuilder<'a> {
     last: LastList<'a>,
     /// The pieces of the last list, if they are those of clusters and may be used.
     last_clusters: Option<&'a ClusterPieces>,
@@ -226,7 +226,7 @@ pub(super) struct Lister<'a> {
     list: PartList,
 }
 
-impl<'a> Lister<'a> {
+impl<'a> PartListBuilder<'a> {
     /// Begins a list. It may take resources from the common list with this key.
     pub(super) fn new(last: LastList<'a>, common_key: Option<PartKey>) -> Self {
         Self {
@@ -289,7 +289,7 @@ impl<'a> Lister<'a> {
     }
 }
 
-impl ClusterList for Lister<'_> {
+impl ClusterList for PartListBuilder<'_> {
     fn add(&mut self, resource: ClusterResource) {
         self.add(of_cluster(resource));
     }
