@@ -9,7 +9,9 @@
 mod folder;
 mod metrics;
 mod origin;
+mod publish;
 mod reconcile;
+mod storage;
 pub mod stored;
 mod view;
 
@@ -40,7 +42,7 @@ use self::{
     stored::{StoredState, StoredStates},
 };
 use crate::{
-    api::{Diagnostic, FieldError, Kind, Row, Severity},
+    api::{Kind, Row},
     base::{ClusterId, ObjectKey},
     environment::wall_clock,
     ingest::{
@@ -394,50 +396,6 @@ impl Remote {
         removals
     }
 
-    /// Publishes the named clusters, whose stored states stay. An origin that cannot be read may name any cluster.
-    fn publish_names(&self) {
-        let Some(stored) = &self.stored else { return };
-        let is_known = self.is_declared && self.problems.keys().all(|(_, cluster)| cluster.is_some());
-        let refused = self.problems.keys().filter_map(|(_, cluster)| cluster.clone());
-        let named = is_known.then(|| self.states.keys().cloned().chain(refused).collect());
-        stored.publish(|live| live.named = named);
-    }
-
-    /// Starts reading the stored state of a new cluster.
-    fn read_stored(&mut self, cluster: ClusterId) {
-        let (Some(stored), Some(state)) = (&self.stored, self.states.get_mut(&cluster)) else {
-            return;
-        };
-        self.number += 1;
-        state.storage = Storage::Reading(self.number);
-        let (key, read) = ((cluster.clone(), self.number), stored.read(cluster));
-        self.reading.push(Box::pin(async move { (key, read.await) }));
-    }
-
-    /// Lets a stored state serve until the first source is complete.
-    fn read(&mut self, (cluster, number): ConnectionKey, read: Option<StoredState>) {
-        let state = self.states.get_mut(&cluster);
-        let Some(state) = state.filter(|state| state.storage == Storage::Reading(number)) else {
-            return;
-        };
-        self.is_changed = true;
-        state.storage = Storage::Unused;
-        let (Some(stored), Some(read)) = (&self.stored, read) else {
-            return;
-        };
-        state.storage = Storage::Read(read.since);
-        state.serving = Some(Connection {
-            number,
-            kubeconfig: None,
-            began: Instant::now(),
-            running: None,
-            status: SyncStatus::Closed,
-            deadline: read.remaining.map(|remaining| Instant::now() + remaining),
-        });
-        let changes = stored.changes(&cluster, read).map(Some).boxed();
-        self.batches.insert((cluster, number), changes);
-    }
-
     /// Starts a source with another kubeconfig, at once or after the interval. A Secret that changes all the time would
     /// otherwise end each source before it is complete, and each would list the objects of the cluster at the rate of a
     /// new client.
@@ -720,95 +678,6 @@ impl Remote {
             }
         }
     }
-
-    /// Drops stored states that are too old. Returns the removal of their rows.
-    fn expire(&mut self, now: Instant) -> Vec<Change> {
-        let is_due = |source: &mut Connection| source.deadline.is_some_and(|deadline| deadline <= now);
-        let mut removals = Vec::new();
-        for (cluster, state) in &mut self.states {
-            let Some(source) = state.serving.take_if(is_due) else {
-                continue;
-            };
-            self.batches.remove(&(cluster.clone(), source.number));
-            state.storage = Storage::Unused;
-            state.kinds.clear();
-            state.mesh_configs.clear();
-            self.is_changed = true;
-            tracing::error!(
-                %cluster, origin = %state.origin,
-                "stored state of remote cluster too old, removing its objects until it is synced"
-            );
-            removals.push(Change::RemoveCluster(cluster.clone()));
-        }
-        removals
-    }
-
-    /// Reports the present problems of declarations and of starts.
-    fn report_problems(&mut self) {
-        let declared = self.problems.iter().map(|((origin, cluster), problem)| {
-            finding(origin, cluster.as_ref(), problem.code, problem.message.clone())
-        });
-        let failed = self.states.iter().filter_map(|(cluster, state)| {
-            let message = state.problem.clone()?;
-            Some(finding(&state.origin, Some(cluster), "BadKubeconfig", message))
-        });
-        let findings = declared.chain(failed).collect();
-        self.findings.set((), findings);
-    }
-
-    /// Publishes a changed state.
-    fn show(&mut self) {
-        let mut clusters = BTreeMap::new();
-        for (cluster, state) in &self.states {
-            // A source that cannot start is not shown while another one serves.
-            let is_hidden = state.problem.is_some() && state.serving.is_some();
-            let started = state
-                .replacement
-                .as_ref()
-                .filter(|source| source.status != SyncStatus::Closed && !is_hidden);
-            let status = started.or(state.serving.as_ref());
-            let status = status.map_or(SyncStatus::Closed, |source| source.status);
-            self.metrics.status(cluster, status);
-            let stale_since = match state.storage {
-                Storage::Serving(since) => Some(since),
-                Storage::Unused | Storage::Reading(_) | Storage::Read(_) => None,
-            };
-            self.metrics.stale(cluster, stale_since);
-            // Without a complete source, the API server of the cluster can be asked through one that is not complete.
-            let mut sources = [&state.serving, &state.replacement].into_iter().flatten();
-            let running = sources.find_map(|source| Some((source.number, source.running.as_ref()?)));
-            let shown = RemoteCluster {
-                origin: state.origin.clone(),
-                status,
-                problem: state.problem.clone(),
-                client: running.and_then(|(_, running)| running.client.clone()),
-                source: running.map_or(0, |(number, _)| number),
-                stale_since,
-            };
-            clusters.insert(cluster.clone(), shown);
-        }
-        self.metrics.managed(clusters.len());
-        for ((origin, cluster), problem) in &self.problems {
-            let Some(cluster) = cluster else { continue };
-            let shown = clusters.entry(cluster.clone()).or_insert_with(|| RemoteCluster {
-                origin: origin.clone(),
-                status: SyncStatus::Closed,
-                problem: None,
-                client: None,
-                source: 0,
-                stale_since: None,
-            });
-            // A duplicate is a problem of the other origin, not of the cluster.
-            if shown.origin == *origin {
-                shown.problem = Some(problem.message.clone());
-            }
-        }
-        let is_ready = (self.is_declared || self.is_late) && !self.states.values().any(ClusterState::is_awaited);
-        self.view.send_modify(|view| {
-            let ready = view.ready || is_ready;
-            *view = Arc::new(RemoteClusters { ready, clusters });
-        });
-    }
 }
 
 /// The source of all remote clusters. It starts a source for each cluster, whose changes it forwards.
@@ -864,24 +733,6 @@ async fn secrets(
             return;
         }
     }
-}
-
-fn finding(origin: &ObjectKey, cluster: Option<&ClusterId>, code: &'static str, message: String) -> Diagnostic {
-    if origin.namespace.is_empty() {
-        let message = match cluster {
-            Some(cluster) => format!("cluster {cluster}: {message}"),
-            None => message,
-        };
-        return Diagnostic::of_document(origin.name.clone(), code, message);
-    }
-    let field = cluster.map(|cluster| format!("data.{cluster}")).unwrap_or_default();
-    Diagnostic::of_object(
-        Kind::Secret,
-        origin.clone(),
-        Severity::Error,
-        code,
-        FieldError { field, message },
-    )
 }
 
 fn kinds(batch: &[Change]) -> BTreeSet<Kind> {

@@ -18,7 +18,7 @@ use super::{
     origin::{of_file, of_secret},
     *,
 };
-use crate::{ingest::diagnostics::Reports, kube::Object};
+use crate::{api::Diagnostic, ingest::diagnostics::Reports, kube::Object};
 
 /// The source of one cluster, as the test plays it.
 struct Played {
