@@ -58,21 +58,6 @@ pub struct Metrics {
 impl Metrics {
     /// Registers the metrics. An error means that a name is in use.
     pub fn new(registry: &prometheus::Registry) -> Result<Self, prometheus::Error> {
-        let rejected_types = [
-            ResourceType::Cluster,
-            ResourceType::Endpoint,
-            ResourceType::Listener,
-            ResourceType::Route,
-            ResourceType::Extension,
-        ];
-        let mut rejected = Vec::new();
-        for resource_type in rejected_types {
-            let short = resource_type.short_name();
-            let name = format!("pilot_xds_{short}_reject");
-            let help = format!("Number of rejected responses of type {short}, for each connected proxy.");
-            let gauges = metrics::gauges(registry, &name, &help, &["node", "err"])?;
-            rejected.push((resource_type, gauges));
-        }
         let by_type = |name: &str, help: &str| metrics::counters(registry, name, help, &["type"]);
         let counter = |name: &str, help: &str| metrics::counter(registry, name, help);
         Ok(Self {
@@ -86,7 +71,7 @@ impl Metrics {
                 "pilot_total_xds_rejects",
                 "Number of responses that proxies rejected, by type.",
             )?,
-            rejected,
+            rejected: rejected_gauges(registry)?,
             expired_nonce: by_type(
                 "pilot_xds_expired_nonce",
                 "Number of requests with an outdated nonce, by type.",
@@ -230,8 +215,8 @@ impl Metrics {
     /// Records a NACK.
     pub(super) fn nacked(&self, resource_type: ResourceType, node: &str, code: &str) {
         self.rejects.with_label_values(&[resource_type.short_name()]).inc();
-        for (of, gauge) in &self.rejected {
-            if *of == resource_type {
+        for (rejected_type, gauge) in &self.rejected {
+            if *rejected_type == resource_type {
                 gauge.with_label_values(&[node, code]).inc();
             }
         }
@@ -244,8 +229,8 @@ impl Metrics {
 
     /// Removes the NACKs of a disconnected node. Without this, the labels of all former proxies would stay.
     pub(super) fn forget_nacks(&self, resource_type: ResourceType, node: &str, code: &str) {
-        for (of, gauge) in &self.rejected {
-            if *of == resource_type {
+        for (rejected_type, gauge) in &self.rejected {
+            if *rejected_type == resource_type {
                 // Fails only if the label was removed before.
                 let _ = gauge.remove_label_values(&[node, code]);
             }
@@ -259,4 +244,24 @@ impl Metrics {
             self.recv_max.set(size);
         }
     }
+}
+
+/// Registers the gauges of rejected responses, one for each type that Istio has one for.
+fn rejected_gauges(registry: &prometheus::Registry) -> Result<Vec<(ResourceType, IntGaugeVec)>, prometheus::Error> {
+    let types = [
+        ResourceType::Cluster,
+        ResourceType::Endpoint,
+        ResourceType::Listener,
+        ResourceType::Route,
+        ResourceType::Extension,
+    ];
+    let mut rejected = Vec::with_capacity(types.len());
+    for resource_type in types {
+        let short = resource_type.short_name();
+        let name = format!("pilot_xds_{short}_reject");
+        let help = format!("Number of rejected responses of type {short}, for each connected proxy.");
+        let gauges = metrics::gauges(registry, &name, &help, &["node", "err"])?;
+        rejected.push((resource_type, gauges));
+    }
+    Ok(rejected)
 }
