@@ -13,7 +13,7 @@ use imbl::OrdSet;
 use smol_str::SmolStr;
 
 use super::{
-    attribution,
+    attribution::{self, RefusedName},
     protocol::Protocol,
     share::{
         coalesced::CoalescedResources,
@@ -343,22 +343,56 @@ impl WatchedResource {
             self.last_error = Some(error);
             return Vec::new();
         };
-        let changed = || -> Vec<SmolStr> {
-            let changed = in_flight.resources.iter().filter(|resource| !self.holds(resource));
-            changed.map(|resource| resource.name.clone()).collect()
-        };
-        let names = in_flight.resources.iter().map(|resource| &resource.name);
-        let mut blamed = attribution::refused(&error, names, changed);
-        if blamed.is_empty() {
-            // The client waits for these, so it was sent them although it or others had refused them.
-            let is_known = |resource: &&Arc<EncodedResource>| self.refusal(resource).is_some();
-            let known = in_flight.resources.iter().filter(is_known);
-            blamed = attribution::all(&error, known.map(|resource| &resource.name));
+        let blamed = self.blamed(&in_flight, &error);
+        let rest = self.changed_names(&in_flight);
+        let (refusals, is_attributed) = self.refuse(resource_type, &in_flight, &blamed, quarantines);
+        self.last_error = Some(error);
+        // Envoy removes resources even if it rejects those of the response.
+        let removed = in_flight.removed.iter().map(|name| (name.clone(), None));
+        self.unacknowledged.extend(removed);
+        if quarantines && is_attributed {
+            let rest = rest.into_iter().filter(|name| !self.refused.contains_key(name));
+            self.pending.extend(rest.chain(in_flight.removed));
+            let is_retried = |name: &SmolStr| self.refused.get(name).is_some_and(|withheld| withheld.is_retried);
+            let names = blamed.into_iter().map(|refused| refused.name);
+            self.nacked.extend(names.filter(is_retried));
+        } else {
+            self.doubt(in_flight);
         }
-        let rest = changed();
+        refusals
+    }
+
+    /// Returns the names of the resources in a response that the client does not hold already.
+    fn changed_names(&self, in_flight: &InFlight) -> Vec<SmolStr> {
+        let changed = in_flight.resources.iter().filter(|resource| !self.holds(resource));
+        changed.map(|resource| resource.name.clone()).collect()
+    }
+
+    /// Returns the resources of a response that the error of a NACK is about; none if it does not say.
+    fn blamed(&self, in_flight: &InFlight, error: &str) -> Vec<RefusedName> {
+        let names = in_flight.resources.iter().map(|resource| &resource.name);
+        let blamed = attribution::refused(error, names, || self.changed_names(in_flight));
+        if !blamed.is_empty() {
+            return blamed;
+        }
+        // The client waits for these, so it was sent them although it or others had refused them.
+        let is_known = |resource: &&Arc<EncodedResource>| self.refusal(resource).is_some();
+        let known = in_flight.resources.iter().filter(is_known);
+        attribution::all(error, known.map(|resource| &resource.name))
+    }
+
+    /// Records the refused resources of a response. Returns the new refusals, and true if the error is about a resource
+    /// that the client did not accept before.
+    fn refuse(
+        &mut self,
+        resource_type: ResourceType,
+        in_flight: &InFlight,
+        blamed: &[RefusedName],
+        quarantines: bool,
+    ) -> (Vec<Arc<Refusal>>, bool) {
         let mut is_attributed = false;
         let mut refusals = Vec::with_capacity(blamed.len());
-        for refused in &blamed {
+        for refused in blamed {
             let mut resources = in_flight.resources.iter();
             let Some(resource) = resources.find(|resource| resource.name == refused.name) else {
                 continue;
@@ -385,20 +419,7 @@ impl WatchedResource {
             };
             self.refused.insert(refused.name.clone(), withheld);
         }
-        self.last_error = Some(error);
-        // Envoy removes resources even if it rejects those of the response.
-        let removed = in_flight.removed.iter().map(|name| (name.clone(), None));
-        self.unacknowledged.extend(removed);
-        if quarantines && is_attributed {
-            let rest = rest.into_iter().filter(|name| !self.refused.contains_key(name));
-            self.pending.extend(rest.chain(in_flight.removed));
-            let is_retried = |name: &SmolStr| self.refused.get(name).is_some_and(|withheld| withheld.is_retried);
-            let names = blamed.into_iter().map(|refused| refused.name);
-            self.nacked.extend(names.filter(is_retried));
-        } else {
-            self.doubt(in_flight);
-        }
-        refusals
+        (refusals, is_attributed)
     }
 
     /// Stops waiting for the answer to the last response.
@@ -554,12 +575,7 @@ impl WatchedResource {
         }
         if last.len() < sent.len() {
             sent.retain(|resource| !last.contains(&resource.name));
-            for name in last {
-                if let Some(withheld) = self.refused.get_mut(&name) {
-                    withheld.is_postponed = true;
-                }
-                self.pending.insert(name);
-            }
+            self.postpone(last);
         }
         let is_first = self.acknowledged.is_none();
         if sent.is_empty() && content.removed.is_empty() && !removes_by_omission && !is_first {
@@ -571,6 +587,16 @@ impl WatchedResource {
             unconfirmed: content.unconfirmed,
             ..InFlight::default()
         })
+    }
+
+    /// Sends resources that the client waits for with the next response.
+    fn postpone(&mut self, names: BTreeSet<SmolStr>) {
+        for name in names {
+            if let Some(withheld) = self.refused.get_mut(&name) {
+                withheld.is_postponed = true;
+            }
+            self.pending.insert(name);
+        }
     }
 
     /// Returns the progress of a resource whose present content this is; `None` if it does not exist.
