@@ -337,17 +337,7 @@ impl ListenerBuilder<'_> {
                     protocol,
                     place,
                 } => {
-                    let mut manager = self.manager(*protocol);
-                    let exceeds = self.exceeds_limit(gateway, SERVERS, manager.size(), *place);
-                    if exceeds {
-                        manager = self.denying_manager(*protocol);
-                    }
-                    let filters = self.http_filters(&manager, route, &unnamed, !exceeds);
-                    let chain = Chain {
-                        filters,
-                        ..Default::default()
-                    };
-                    add(gateway, chain);
+                    add(gateway, self.http_chain(gateway, route, *protocol, *place, &unnamed));
                 }
                 ServerChain::Https {
                     gateway,
@@ -399,6 +389,19 @@ impl ListenerBuilder<'_> {
                     ),
                 ),
             }
+        }
+    }
+
+    /// Returns the chain of servers for plaintext HTTP.
+    fn http_chain(&self, gateway: &str, route: &str, protocol: Protocol, place: usize, stat_prefix: &str) -> Chain {
+        let mut manager = self.manager(protocol);
+        let exceeds = self.exceeds_limit(gateway, SERVERS, manager.size(), place);
+        if exceeds {
+            manager = self.denying_manager(protocol);
+        }
+        Chain {
+            filters: self.http_filters(&manager, route, stat_prefix, !exceeds),
+            ..Default::default()
         }
     }
 

@@ -173,17 +173,11 @@ impl Objects {
             }
         }
         objects.versions.insert(answer.type_url, present);
-        effect.changes = if upserts.len() + removed.len() > FEW_ROWS {
-            let source = SourceId {
-                cluster: self.cluster.clone(),
-                kind,
-            };
-            vec![Change::Replace(source, objects.rows.values().cloned().collect())]
-        } else {
-            let upserts = upserts.into_iter().map(Change::Upsert);
-            let removed = removed.into_iter().map(|key| Change::Remove(kind, key));
-            upserts.chain(removed).collect()
+        let source = SourceId {
+            cluster: self.cluster.clone(),
+            kind,
         };
+        effect.changes = changes(source, &objects.rows, upserts, removed);
         effect
     }
 
@@ -217,6 +211,16 @@ impl Objects {
             objects.versions.insert(type_url, all);
         }
     }
+}
+
+/// Returns the changes of a kind: single rows if few have changed, and otherwise all rows.
+fn changes(source: SourceId, rows: &BTreeMap<SmolStr, Row>, upserts: Vec<Row>, removed: Vec<ObjectKey>) -> Vec<Change> {
+    if upserts.len() + removed.len() > FEW_ROWS {
+        return vec![Change::Replace(source, rows.values().cloned().collect())];
+    }
+    let upserts = upserts.into_iter().map(Change::Upsert);
+    let removed = removed.into_iter().map(|key| Change::Remove(source.kind, key));
+    upserts.chain(removed).collect()
 }
 
 /// Returns the type URL of a packed object.
