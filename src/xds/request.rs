@@ -1,16 +1,15 @@
 //! The requests of a stream: gRPC messages of an HTTP body, decoded into the fields that the server uses.
 
 mod buffer;
+mod decode;
 mod parts;
 
-use std::{future::pending, hash::BuildHasher, pin::pin, sync::Arc, time::Duration};
+use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body::Frame;
 use http_body_util::BodyExt;
-use prost::Message;
-use rustc_hash::FxBuildHasher;
 use smol_str::SmolStr;
 use tokio::{
     task::coop::consume_budget,
@@ -19,30 +18,16 @@ use tokio::{
 
 use self::{
     buffer::{Received, RequestBuffer},
+    decode::DecodedFields,
     parts::{MAX_FIELDS, MAX_NODE_FIELDS, Parts},
 };
 use super::{
     admission::{Admission, Permit, Source},
-    connection::{Request, SubscriptionChange},
-    debug,
+    connection::Request,
     protocol::Protocol,
-    share::{Interners, initial_versions::InitialVersions, names::Names},
+    share::Interners,
 };
-use crate::{
-    generate::ResourceType,
-    proto::{
-        envoy::{
-            config::core::v3::Node,
-            service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
-        },
-        google::rpc,
-    },
-    rpc::UnauthenticatedConnection,
-    task,
-};
-
-/// The maximum size of a NACK's message that is kept. Envoy's may name every resource of a response.
-const ERROR_BYTES: usize = 8 << 10;
+use crate::{generate::ResourceType, proto::envoy::config::core::v3::Node, rpc::UnauthenticatedConnection, task};
 
 /// The number and the size of names of a type that is not served which are kept until the answer is written. A client
 /// may never read it, and no budget bounds these names.
@@ -104,22 +89,6 @@ pub(super) struct UnservedRequest {
     pub(super) names: Vec<String>,
     /// A hash of all its names.
     pub(super) names_hash: u64,
-}
-
-impl UnservedRequest {
-    fn new(nonce: String, error: Option<String>, names: &Names) -> Self {
-        let mut left = MAX_UNSERVED_BYTES;
-        let first = names.iter().take(MAX_UNSERVED_NAMES).map_while(|name| {
-            left = left.checked_sub(name.len())?;
-            Some(String::from(name))
-        });
-        Self {
-            nonce: nonce.into(),
-            error,
-            names: first.collect(),
-            names_hash: FxBuildHasher.hash_one(names.iter().collect::<Vec<_>>()),
-        }
-    }
 }
 
 /// An error that ends the requests of a stream.
@@ -482,88 +451,10 @@ impl IncomingRequest {
         self.permit = None;
         self.turn = None;
     }
-
-    /// Decodes a request from the fields that were decoded before and the rest.
-    fn decode(
-        protocol: Protocol,
-        DecodedFields {
-            names,
-            initial_versions,
-        }: DecodedFields,
-        rest: Bytes,
-        size_bytes: usize,
-    ) -> Result<Self, RequestError> {
-        let (node, type_url, nonce, error, change) = match protocol {
-            Protocol::Sotw => {
-                let request = DiscoveryRequest::decode(rest).map_err(malformed)?;
-                let (nonce, error) = (request.response_nonce, request.error_detail);
-                (
-                    request.node,
-                    request.type_url,
-                    nonce,
-                    error,
-                    SubscriptionChange::Names(names),
-                )
-            }
-            Protocol::Delta => {
-                let request = DeltaDiscoveryRequest::decode(rest).map_err(malformed)?;
-                let unsubscribe = request.resource_names_unsubscribe.into_iter();
-                let change = SubscriptionChange::Change {
-                    subscribe: names,
-                    unsubscribe: unsubscribe.map(SmolStr::from).collect(),
-                    initial_versions,
-                };
-                let (nonce, error) = (request.response_nonce, request.error_detail);
-                (request.node, request.type_url, nonce, error, change)
-            }
-        };
-        let error_code = error.as_ref().map_or(0, |status| status.code);
-        let error = error.map(shortened);
-        let content = if let Some(resource_type) = ResourceType::of_url(&type_url) {
-            RequestContent::Configuration(Request {
-                resource_type,
-                nonce: nonce.into(),
-                error,
-                change,
-            })
-        } else {
-            let (SubscriptionChange::Names(names) | SubscriptionChange::Change { subscribe: names, .. }) = change;
-            if debug::is_debug(&type_url) {
-                RequestContent::Debug(names.iter().take(debug::MAX_NAMES).collect())
-            } else {
-                RequestContent::Unserved(UnservedRequest::new(nonce, error, &names))
-            }
-        };
-        Ok(Self {
-            node,
-            type_url,
-            error_code,
-            content,
-            size_bytes,
-            permit: None,
-            turn: None,
-        })
-    }
-}
-
-/// The fields of a request that are not decoded by prost.
-struct DecodedFields {
-    names: Arc<Names>,
-    initial_versions: InitialVersions,
 }
 
 fn malformed(error: prost::DecodeError) -> RequestError {
     RequestError::Malformed(error.to_string())
-}
-
-fn shortened(status: rpc::Status) -> String {
-    let mut message = status.message;
-    if message.len() > ERROR_BYTES {
-        let end = (0..=ERROR_BYTES).rev().find(|end| message.is_char_boundary(*end));
-        message.truncate(end.unwrap_or_default());
-        message.push('…');
-    }
-    message
 }
 
 #[cfg(test)]
@@ -571,9 +462,14 @@ mod tests {
     use http_body_util::StreamBody;
     use hyper::body::Frame;
     use proptest::prelude::*;
+    use prost::Message;
 
     use super::*;
-    use crate::{environment, xds::admission::Limits};
+    use crate::{
+        environment,
+        proto::envoy::service::discovery::v3::DiscoveryRequest,
+        xds::{admission::Limits, connection::SubscriptionChange},
+    };
 
     const TYPE: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
