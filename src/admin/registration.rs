@@ -37,7 +37,7 @@ type Mesh = watch::Receiver<Arc<MeshSnapshot>>;
 pub fn pages(mesh: Mesh, access: &Access, renderer: &Renderer) -> Router {
     let lists = Router::new()
         .route("/v1/registration", get(all))
-        .route("/v1/registration/{key}", get(one))
+        .route("/v1/registration/{key}", get(hosts_of_key))
         .with_state(mesh);
     let pages = renderer
         .render(lists)
@@ -65,7 +65,7 @@ async fn all(State(mesh): State<Mesh>) -> Json<Value> {
     )
 }
 
-async fn one(State(mesh): State<Mesh>, Path(key): Path<String>) -> Json<Value> {
+async fn hosts_of_key(State(mesh): State<Mesh>, Path(key): Path<String>) -> Json<Value> {
     let mesh = mesh.borrow().clone();
     let wanted = Key::parse(&key);
     let cx = Cx::untracked();
@@ -210,7 +210,7 @@ spec: {hosts: [b.example.com], ports: [{number: 80, name: http, protocol: HTTP}]
         assert_eq!(keys, ["a.example.com|http", "a.example.com|tcp"]);
         assert_eq!(list[0]["hosts"][0], first);
         assert_eq!(list[1]["hosts"][1]["port"], 9000);
-        let ask = async |key: &str| one(State(mesh.clone()), Path(key.to_owned())).await.0;
+        let ask = async |key: &str| hosts_of_key(State(mesh.clone()), Path(key.to_owned())).await.0;
         assert_eq!(ask("a.example.com|http|version=v1").await, json!({ "hosts": [first] }));
         assert_eq!(ask("a.example.com").await["hosts"].as_array().map(Vec::len), Some(4));
         assert_eq!(ask("c.example.com|http").await, json!({ "hosts": [] }));

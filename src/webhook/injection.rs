@@ -70,7 +70,10 @@ fn cluster(
     mesh: &MeshSnapshot,
     proxy_variables: &BTreeMap<String, String>,
 ) -> ClusterId {
-    if let Some(cluster) = proxy_variables.get(CLUSTER_VARIABLE).filter(|it| !it.is_empty()) {
+    if let Some(cluster) = proxy_variables
+        .get(CLUSTER_VARIABLE)
+        .filter(|cluster| !cluster.is_empty())
+    {
         return ClusterId::new(cluster);
     }
     let cluster = ClusterId::new(injector.cluster());

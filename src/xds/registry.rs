@@ -372,11 +372,11 @@ impl LiveConnection {
         resources: impl IntoIterator<Item = (ResourceType, &'a SmolStr, Option<Version>)>,
     ) -> Vec<Progress> {
         let state = self.state();
-        let of = |(resource_type, name, version)| match state.connection.watched(resource_type) {
+        let progress = |(resource_type, name, version)| match state.connection.watched(resource_type) {
             Some(watched) => watched.progress(name, version),
             None => Progress::Unrequested,
         };
-        resources.into_iter().map(of).collect()
+        resources.into_iter().map(progress).collect()
     }
 
     /// Returns the progress of the answers to unknown names of route configurations.

@@ -37,13 +37,13 @@ pub(super) fn functions() -> Vec<Function> {
         }),
         Function::new("date_modify", &[String, time()], time(), |_, arguments| {
             let time = of_value(arguments[1]).unwrap_or(Time::ZERO);
-            let by = parse_duration(bytes(arguments, 0)).unwrap_or(0);
-            Ok(Value::object(time.plus(by)))
+            let duration = parse_duration(bytes(arguments, 0)).unwrap_or(0);
+            Ok(Value::object(time.plus(duration)))
         }),
         Function::new("must_date_modify", &[String, time()], time(), |_, arguments| {
             let time = of_value(arguments[1]).unwrap_or(Time::ZERO);
-            let by = parse_duration(bytes(arguments, 0)).map_err(Failure::Message)?;
-            Ok(Value::object(time.plus(by)))
+            let duration = parse_duration(bytes(arguments, 0)).map_err(Failure::Message)?;
+            Ok(Value::object(time.plus(duration)))
         }),
         of_strings("toDate", 2, time(), |context, arguments| {
             context.step(bytes(arguments, 0).len())?;

@@ -54,8 +54,8 @@ static ONE: LazyLock<Regex> = LazyLock::new(|| regex(&format!(r"^\s*({OPERATORS}
 static FIND: LazyLock<Regex> = LazyLock::new(|| regex(&format!(r"({OPERATORS})\s*({PATTERN})")));
 static RANGE: LazyLock<Regex> = LazyLock::new(|| regex(&format!(r"\s*({PATTERN})\s+-\s+({PATTERN})\s*")));
 static VALID: LazyLock<Regex> = LazyLock::new(|| {
-    let one = format!(r"({OPERATORS})\s*({PATTERN})\s*");
-    regex(&format!(r"^(\s*{one})((?:\s+|,\s*){one})*$"))
+    let constraint = format!(r"({OPERATORS})\s*({PATTERN})\s*");
+    regex(&format!(r"^(\s*{constraint})((?:\s+|,\s*){constraint})*$"))
 });
 
 /// A version. Missing parts are 0.
@@ -248,7 +248,7 @@ fn constraints(text: &str) -> Result<Vec<Vec<Constraint>>, Failure> {
                 return Err(improper(group));
             }
             FIND.find_iter(group)
-                .map(|one| Constraint::parse(one.as_str()))
+                .map(|constraint| Constraint::parse(constraint.as_str()))
                 .collect()
         })
         .collect()
