@@ -46,7 +46,7 @@ const UNORDERED: &[&str] = &["HashMap", "HashSet", "FxHashMap", "FxHashSet", "Ke
 /// Files of generation whose unordered maps are only looked up by key, or sorted before use.
 const MEMOS: [&str; 11] = [
     "src/generate/block.rs",
-    "src/generate/route/gateway.rs",
+    "src/generate/route/gateway/build.rs",
     "src/generate/route/host_names.rs",
     "src/generate/route/sidecar/listing.rs",
     "src/generate/route/name_set.rs",
