@@ -300,7 +300,7 @@ impl Controllers {
                 _ => self.installation.revision.clone(),
             },
             remote: cluster.remote,
-            enabled,
+            enabled: self.installation.features.enable_leader_election,
             default_revision,
             shutdown: cluster.until.clone(),
             timing: leader::Timing::default(),

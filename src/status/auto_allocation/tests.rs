@@ -19,7 +19,7 @@ fn service_entry(name: &str, resolution: &str, address: Option<&str>) -> Object 
 #[test]
 fn addresses_of_other_writers_stay_and_are_reserved() {
     let mut entries = Entries::default();
-    entries.take(WatchEvent::Restarted(vec![
+    entries.apply_event(WatchEvent::Restarted(vec![
         entry_row(service_entry("ours", "DNS", None)),
         entry_row(service_entry("invalid", "NONSENSE", Some("240.240.0.1"))),
         entry_row(service_entry("left-out", "NONE", Some("240.240.0.2"))),
@@ -35,7 +35,7 @@ fn addresses_of_other_writers_stay_and_are_reserved() {
     assert_eq!(patch.key.name, "ours", "whatever revision its label names");
     let addresses = &patch.operations[1]["value"];
     assert_eq!(addresses[0]["value"], "240.240.0.3", "{addresses}");
-    entries.take(WatchEvent::Deleted(entry_row(service_entry("ours", "DNS", None))));
+    entries.apply_event(WatchEvent::Deleted(entry_row(service_entry("ours", "DNS", None))));
     assert_eq!(entries.entries.len(), 2);
 }
 
@@ -46,7 +46,7 @@ fn entries_of_other_namespaces_get_no_addresses() {
             only: WatchedNamespaces::new(only.iter().map(SmolStr::new).collect()),
             ..Entries::default()
         };
-        entries.take(WatchEvent::Restarted(vec![entry_row(service_entry("a", "DNS", None))]));
+        entries.apply_event(WatchEvent::Restarted(vec![entry_row(service_entry("a", "DNS", None))]));
         let mut allocator = Allocator::new("240.240.0.0/16".parse().unwrap(), "2001:2::/48".parse().unwrap());
         allocator.plan(&entries.entries).len()
     };

@@ -183,7 +183,7 @@ fn an_object_that_was_created_again_is_written() {
     fixture.plan.written(&target("a"), object("a", 6, &rendered("one")));
     fixture
         .plan
-        .take(Kind::Service, WatchEvent::Deleted(object("a", 7, &rendered("one"))));
+        .apply_event(Kind::Service, WatchEvent::Deleted(object("a", 7, &rendered("one"))));
     fixture.applied(object("a", 8, &json!(null)));
     assert_eq!(fixture.writes(), [("a".to_owned(), rendered("one"))]);
 }
@@ -196,7 +196,7 @@ fn the_result_of_a_write_does_not_bring_back_a_deleted_object() {
     assert_eq!(fixture.writes(), [("a".to_owned(), rendered("one"))]);
     fixture
         .plan
-        .take(Kind::Service, WatchEvent::Deleted(object("a", 3, &rendered("one"))));
+        .apply_event(Kind::Service, WatchEvent::Deleted(object("a", 3, &rendered("one"))));
     fixture.plan.written(&target("a"), object("a", 2, &rendered("one")));
     fixture.row("a", Some("two"));
     assert_eq!(fixture.writes(), [], "the object does not exist");
