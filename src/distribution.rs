@@ -119,9 +119,9 @@ pub struct Distribution {
     views: Views,
 }
 
-/// A question about one object.
+/// A query about one object.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct ObjectQuery {
     /// The kinds that the name may be of; the first one with such an object counts.
     pub kinds: Vec<Kind>,
     /// The namespace; empty for cluster-scoped kinds.
@@ -148,7 +148,7 @@ enum PushTiming {
 
 /// The state of a query between two reports.
 #[derive(Default)]
-struct Following {
+struct QueryState {
     /// The effects that were computed last, with their revision.
     effects: Option<(Revision, Arc<Vec<GroupEffect>>)>,
     /// The newest connection before they were computed. They do not include later ones.
@@ -198,25 +198,25 @@ impl Distribution {
     /// are concerned. Final reports and the last one are complete; others have no rows.
     async fn follow_own(
         &self,
-        question: &Question,
+        query: &ObjectQuery,
         timeout: Duration,
         timing: PushTiming,
         reports: mpsc::Sender<ObjectReport>,
     ) {
         let deadline = tokio::time::Instant::now() + timeout;
-        let mut following = Following {
+        let mut state = QueryState {
             timing,
-            ..Following::default()
+            ..QueryState::default()
         };
         let mut changes = Changes::of(self);
         let mut last: Option<ObjectReport> = None;
         loop {
             changes.mark_seen();
-            if !self.await_push(question, &mut following, &reports).await {
+            if !self.await_push(query, &mut state, &reports).await {
                 return;
             }
             let is_over = tokio::time::Instant::now() >= deadline;
-            let mut report = self.report(question, &mut following, is_over).await;
+            let mut report = self.report(query, &mut state, is_over).await;
             report.timed_out = is_over && !report.is_final;
             if is_over {
                 // A client that has left needs no report.
@@ -232,15 +232,15 @@ impl Distribution {
                 }
                 last = Some(report);
             }
-            let together = TOGETHER.max(following.compared * REST);
-            let rests = following.rests_until.filter(|_| following.effects.is_some());
+            let together = TOGETHER.max(state.compared * REST);
+            let rests = state.rests_until.filter(|_| state.effects.is_some());
             let changed = async {
                 tokio::select! {
                     () = changes.next() => {}
                     () = reports.closed() => {}
                 }
             };
-            let stale = self.is_stale(&following);
+            let stale = self.is_stale(&state);
             tokio::select! {
                 () = changed => {
                     let until = tokio::time::Instant::now() + together;
@@ -259,16 +259,16 @@ impl Distribution {
     /// the wait show that it is no computation. Returns false if the reader has left.
     async fn await_push(
         &self,
-        question: &Question,
-        following: &mut Following,
+        query: &ObjectQuery,
+        state: &mut QueryState,
         reports: &mpsc::Sender<ObjectReport>,
     ) -> bool {
-        let is_debounced = following.timing == PushTiming::Debounced;
-        let is_due = is_debounced && !following.has_flushed && question.resource_version.is_some();
-        if !is_due || self.awaits(question) {
+        let is_debounced = state.timing == PushTiming::Debounced;
+        let is_due = is_debounced && !state.has_flushed && query.resource_version.is_some();
+        if !is_due || self.awaits(query) {
             return true;
         }
-        following.has_flushed = true;
+        state.has_flushed = true;
         let awaited = ObjectReport {
             state: ObjectState::Awaited,
             ..ObjectReport::default()
@@ -335,29 +335,29 @@ impl Distribution {
     }
 
     /// Returns true if the effects are those of an earlier revision, or do not include all connections.
-    fn is_stale(&self, following: &Following) -> bool {
+    fn is_stale(&self, state: &QueryState) -> bool {
         let revision = self.inputs.mesh.borrow().revision;
-        let has_newer = self.inputs.connections.newest() > following.newest;
-        let effects = following.effects.as_ref();
+        let has_newer = self.inputs.connections.newest() > state.newest;
+        let effects = state.effects.as_ref();
         effects.is_some_and(|(of, _)| *of != revision || has_newer)
     }
 
-    async fn report(&self, question: &Question, following: &mut Following, is_last: bool) -> ObjectReport {
-        let mut report = self.unfinished_report(question, following, is_last).await;
+    async fn report(&self, query: &ObjectQuery, state: &mut QueryState, is_last: bool) -> ObjectReport {
+        let mut report = self.unfinished_report(query, state, is_last).await;
         report.replicas = vec![self.own_replica()];
         report.is_final = report.is_settled();
         report
     }
 
-    async fn unfinished_report(&self, question: &Question, following: &mut Following, is_last: bool) -> ObjectReport {
+    async fn unfinished_report(&self, query: &ObjectQuery, state: &mut QueryState, is_last: bool) -> ObjectReport {
         // Ingested objects reach the snapshot with the next push.
-        let awaits = self.awaits(question);
-        if !awaits && !following.has_flushed && question.resource_version.is_some() {
+        let awaits = self.awaits(query);
+        if !awaits && !state.has_flushed && query.resource_version.is_some() {
             self.inputs.flushes.flush().await;
-            following.has_flushed = true;
+            state.has_flushed = true;
         }
         let mesh = self.inputs.mesh.borrow().clone();
-        let Some((kind, key, is_known)) = object(question, &mesh) else {
+        let Some((kind, key, is_known)) = object(query, &mesh) else {
             return ObjectReport::default();
         };
         let findings = self.inputs.ingest_status.findings(kind, &key);
@@ -377,25 +377,25 @@ impl Distribution {
             return report;
         }
         if is_known {
-            self.update_effects(kind, &key, following).await;
-            if let Some((revision, effects)) = &following.effects {
+            self.update_effects(kind, &key, state).await;
+            if let Some((revision, effects)) = &state.effects {
                 report.revision = revision.0;
                 let started = environment::now();
                 // The report about an invalid object is final, whatever its proxies have acknowledged.
                 let with_rows = is_last || is_invalid;
-                let done = &mut following.done;
+                let done = &mut state.done;
                 (report.counts, report.proxies) =
-                    task::aside(|| states::proxies(self, question, effects, done, with_rows));
-                following.compared = environment::now().saturating_duration_since(started);
+                    task::aside(|| states::proxies(self, query, effects, done, with_rows));
+                state.compared = environment::now().saturating_duration_since(started);
             }
-        } else if !is_invalid && following.timing == PushTiming::AtOnce {
+        } else if !is_invalid && state.timing == PushTiming::AtOnce {
             // Only people ask for deletions. Conditions are about objects that exist, some of which this control plane
             // does not know.
             report.unanswered = report.unanswered.max(unanswered_later(&pushes, kind, &key));
         }
         report.state = match push {
             _ if is_invalid => ObjectState::Invalid,
-            _ if is_known => states::state(&report, self.is_stale(following)),
+            _ if is_known => states::state(&report, self.is_stale(state)),
             _ if report.unanswered > 0 => ObjectState::Pending,
             Some(_) => ObjectState::Removed,
             None => ObjectState::Unknown,
@@ -404,31 +404,31 @@ impl Distribution {
     }
 
     /// Returns true if the wanted version of an object was not ingested yet.
-    fn awaits(&self, question: &Question) -> bool {
+    fn awaits(&self, query: &ObjectQuery) -> bool {
         let mesh = self.inputs.mesh.borrow().clone();
         let cluster = &mesh.installation.cluster;
-        let kinds = question.kinds.iter();
+        let kinds = query.kinds.iter();
         let seen = kinds
             .filter_map(|kind| self.inputs.ingest_status.seen(cluster, *kind))
             .max();
-        let wanted = question.resource_version;
+        let wanted = query.resource_version;
         wanted.is_some_and(|wanted| seen.is_some_and(|seen| seen < wanted))
     }
 
     /// Computes the effects of an object, unless they are present or were computed recently.
-    async fn update_effects(&self, kind: Kind, key: &ObjectKey, following: &mut Following) {
+    async fn update_effects(&self, kind: Kind, key: &ObjectKey, state: &mut QueryState) {
         let now = environment::now();
-        let is_resting = following.rests_until.is_some_and(|until| now < until);
-        if following.effects.is_some() && (is_resting || !self.is_stale(following)) {
+        let is_resting = state.rests_until.is_some_and(|until| now < until);
+        if state.effects.is_some() && (is_resting || !self.is_stale(state)) {
             return;
         }
         let newest = self.inputs.connections.newest();
         let effects = self.effects(kind, key).await;
         // With the time in which others had their turn, so that many queries about one change rest longer.
         let took = environment::now().saturating_duration_since(now);
-        following.effects = effects.map(|(revision, effects)| (revision, Arc::new(effects)));
-        following.newest = newest;
-        following.rests_until = Some(environment::now() + took * REST);
+        state.effects = effects.map(|(revision, effects)| (revision, Arc::new(effects)));
+        state.newest = newest;
+        state.rests_until = Some(environment::now() + took * REST);
     }
 
     /// Returns the effects of an object, with their revision; `None` if it does not exist.
@@ -457,19 +457,15 @@ impl Distribution {
     }
 }
 
-/// Returns the kind and key of the object that a question is about, and true if it exists; `None` without kinds.
-fn object(question: &Question, mesh: &MeshSnapshot) -> Option<(Kind, ObjectKey, bool)> {
+/// Returns the kind and key of the object that a query is about, and true if it exists; `None` without kinds.
+fn object(query: &ObjectQuery, mesh: &MeshSnapshot) -> Option<(Kind, ObjectKey, bool)> {
     let key = |kind: Kind| {
-        let namespace = if kind.is_cluster_scoped() {
-            ""
-        } else {
-            &question.namespace
-        };
-        ObjectKey::new(&mesh.installation.cluster, namespace, question.name.as_str())
+        let namespace = if kind.is_cluster_scoped() { "" } else { &query.namespace };
+        ObjectKey::new(&mesh.installation.cluster, namespace, query.name.as_str())
     };
-    let mut kinds = question.kinds.iter().copied();
+    let mut kinds = query.kinds.iter().copied();
     let known = kinds.find(|kind| mesh.object(*kind, &key(*kind)).is_some());
-    let kind = known.or(question.kinds.first().copied())?;
+    let kind = known.or(query.kinds.first().copied())?;
     Some((kind, key(kind), known.is_some()))
 }
 

@@ -25,7 +25,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Distribution, PushTiming, Question,
+    Distribution, ObjectQuery, PushTiming,
     merge::{self, Answer, Asked, OfReplica},
     overview::Overview,
     report::{ObjectReport, ReplicaReport},
@@ -111,9 +111,9 @@ pub enum Scope {
 /// A query from one replica to another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Query {
+pub(super) struct PeerQuery {
     /// The object; none for the mesh.
-    object: Option<ObjectQuery>,
+    object: Option<QueriedObject>,
     /// The namespace whose proxies are visible; none for all.
     visible: Option<String>,
     /// The time for which reports are sent; zero for one report, none for no limit.
@@ -123,7 +123,7 @@ pub(super) struct Query {
 /// The object of a query.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct ObjectQuery {
+struct QueriedObject {
     /// The kinds that it may be of, `plural.group`.
     kinds: Vec<String>,
     namespace: String,
@@ -134,24 +134,24 @@ struct ObjectQuery {
     debounced: bool,
 }
 
-impl Query {
+impl PeerQuery {
     /// Returns the query about an object.
-    fn about(question: &Question, time: Duration, timing: PushTiming) -> Self {
-        let kinds = question.kinds.iter();
+    fn about(query: &ObjectQuery, time: Duration, timing: PushTiming) -> Self {
+        let kinds = query.kinds.iter();
         let kinds = kinds.map(|kind| match kind.group() {
             "" => kind.plural().to_owned(),
             group => format!("{}.{group}", kind.plural()),
         });
         Self {
-            object: Some(ObjectQuery {
+            object: Some(QueriedObject {
                 kinds: kinds.collect(),
-                namespace: question.namespace.clone(),
-                name: question.name.clone(),
-                resource_version: question.resource_version,
-                proxy: question.proxy.clone(),
+                namespace: query.namespace.clone(),
+                name: query.name.clone(),
+                resource_version: query.resource_version,
+                proxy: query.proxy.clone(),
                 debounced: timing == PushTiming::Debounced,
             }),
-            visible: question.visible.as_ref().map(ToString::to_string),
+            visible: query.visible.as_ref().map(ToString::to_string),
             milliseconds: Some(milliseconds(time)),
         }
     }
@@ -180,14 +180,14 @@ impl Query {
         self.milliseconds.map(|time| Duration::from_millis(time).min(MAX_TIME))
     }
 
-    /// Returns the question, if the query is about an object of a known kind.
-    fn question(&self) -> Result<Option<Question>, String> {
+    /// Returns the query about an object, if there is one. Fails if its kind is not known.
+    fn object_query(&self) -> Result<Option<ObjectQuery>, String> {
         let Some(object) = &self.object else { return Ok(None) };
         let kinds: Vec<Kind> = object.kinds.iter().flat_map(|kind| Kind::named(kind)).collect();
         if kinds.is_empty() {
             return Err(format!("no kind of {:?} is known", object.kinds));
         }
-        Ok(Some(Question {
+        Ok(Some(ObjectQuery {
             kinds,
             namespace: object.namespace.clone(),
             name: object.name.clone(),
@@ -224,7 +224,7 @@ enum Update<T> {
 /// The answers of all replicas to one query, while they arrive.
 pub(super) struct Gathering<'a, T> {
     distribution: &'a Distribution,
-    query: Query,
+    query: PeerQuery,
     deadline: Option<Instant>,
     replicas: Option<watch::Receiver<Replicas>>,
     answers: BTreeMap<Member, Answer<T>>,
@@ -243,7 +243,7 @@ where
     /// Sends a query. `own` sends the reports of this replica.
     pub(super) fn new(
         distribution: &'a Distribution,
-        query: Query,
+        query: PeerQuery,
         scope: Scope,
         own: impl FnOnce(mpsc::Sender<T>) -> BoxFuture<'a, ()>,
     ) -> Self {
@@ -470,7 +470,7 @@ async fn forward<T: Send>(
 async fn attend<T: DeserializeOwned + Send>(
     peers: Arc<dyn Peers>,
     replica: Replica,
-    query: Query,
+    query: PeerQuery,
     deadline: Option<Instant>,
     updates: mpsc::Sender<(Member, Update<T>)>,
 ) {
@@ -479,7 +479,7 @@ async fn attend<T: DeserializeOwned + Send>(
     let mut delay = FIRST_DELAY;
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let query = Query {
+        let query = PeerQuery {
             milliseconds: left.map(milliseconds),
             ..query.clone()
         };
@@ -510,7 +510,7 @@ async fn attend<T: DeserializeOwned + Send>(
 async fn exchange<T: DeserializeOwned + Send>(
     peers: &dyn Peers,
     replica: &Replica,
-    query: &Query,
+    query: &PeerQuery,
     updates: &mpsc::Sender<(Member, Update<T>)>,
 ) -> (bool, Result<(), PeerError>) {
     let mut reports = match open(peers, replica, query).await {
@@ -533,7 +533,7 @@ async fn exchange<T: DeserializeOwned + Send>(
     (has_answered, Ok(()))
 }
 
-async fn open(peers: &dyn Peers, replica: &Replica, query: &Query) -> Result<Reports, PeerError> {
+async fn open(peers: &dyn Peers, replica: &Replica, query: &PeerQuery) -> Result<Reports, PeerError> {
     let query = serde_json::to_string(query).map_err(malformed)?;
     let asking = timeout(ANSWER_TIMEOUT, peers.ask(replica, query)).await;
     asking.map_err(|_| PeerError::Failed(no_answer()))?
@@ -570,10 +570,10 @@ impl Distribution {
     }
 
     /// Returns the present status of an object.
-    pub async fn ask(&self, question: &Question, scope: Scope) -> ObjectReport {
-        let query = Query::about(question, Duration::ZERO, PushTiming::AtOnce);
-        let mut gathering = Gathering::new(self, query, scope, |reports| {
-            self.follow_own(question, Duration::ZERO, PushTiming::AtOnce, reports)
+    pub async fn ask(&self, query: &ObjectQuery, scope: Scope) -> ObjectReport {
+        let peer_query = PeerQuery::about(query, Duration::ZERO, PushTiming::AtOnce);
+        let mut gathering = Gathering::new(self, peer_query, scope, |reports| {
+            self.follow_own(query, Duration::ZERO, PushTiming::AtOnce, reports)
                 .boxed()
         });
         gathering.complete().await;
@@ -582,35 +582,35 @@ impl Distribution {
 
     /// Reports the status of an object whenever it changes, until it is final or the time is over. The last report is
     /// complete; earlier ones have no rows.
-    pub async fn follow(&self, question: &Question, time: Duration, scope: Scope, reports: mpsc::Sender<ObjectReport>) {
-        let query = Query::about(question, time, PushTiming::AtOnce);
-        self.follow_query(question, query, time, scope, reports).await;
+    pub async fn follow(&self, query: &ObjectQuery, time: Duration, scope: Scope, reports: mpsc::Sender<ObjectReport>) {
+        let peer_query = PeerQuery::about(query, time, PushTiming::AtOnce);
+        self.follow_query(query, peer_query, time, scope, reports).await;
     }
 
     /// As [`Self::follow`], but a change is reported only when it is pushed anyway. For queries about every change:
     /// pushes before their time would end debouncing, in all replicas.
     pub async fn follow_debounced(
         &self,
-        question: &Question,
+        query: &ObjectQuery,
         time: Duration,
         scope: Scope,
         reports: mpsc::Sender<ObjectReport>,
     ) {
-        let query = Query::about(question, time, PushTiming::Debounced);
-        self.follow_query(question, query, time, scope, reports).await;
+        let peer_query = PeerQuery::about(query, time, PushTiming::Debounced);
+        self.follow_query(query, peer_query, time, scope, reports).await;
     }
 
     async fn follow_query(
         &self,
-        question: &Question,
-        query: Query,
+        query: &ObjectQuery,
+        peer_query: PeerQuery,
         time: Duration,
         scope: Scope,
         reports: mpsc::Sender<ObjectReport>,
     ) {
-        let timing = query.timing();
-        let mut gathering = Gathering::new(self, query, scope, |reports| {
-            self.follow_own(question, time, timing, reports).boxed()
+        let timing = peer_query.timing();
+        let mut gathering = Gathering::new(self, peer_query, scope, |reports| {
+            self.follow_own(query, time, timing, reports).boxed()
         });
         let deadline = Instant::now() + time;
         let mut last: Option<ObjectReport> = None;
@@ -646,7 +646,7 @@ impl Distribution {
 
     /// Returns the status of the mesh, only of the proxies of one namespace if one is given.
     pub async fn overview(&self, visible: Option<&Namespace>, scope: Scope) -> Overview {
-        let query = Query::about_mesh(visible, Some(Duration::ZERO));
+        let query = PeerQuery::about_mesh(visible, Some(Duration::ZERO));
         let mut gathering = Gathering::new(self, query, scope, |reports| {
             self.report_own_mesh(visible, reports).boxed()
         });
@@ -657,14 +657,14 @@ impl Distribution {
     /// Answers the query of another replica with reports as JSON. Ends early if the receiver is dropped. Fails if the
     /// query is malformed.
     pub fn answer(self: Arc<Self>, query: &str, out: mpsc::Sender<Bytes>) -> Result<BoxFuture<'static, ()>, String> {
-        let query: Query = serde_json::from_str(query).map_err(|error| error.to_string())?;
-        let question = query.question()?;
+        let query: PeerQuery = serde_json::from_str(query).map_err(|error| error.to_string())?;
+        let object = query.object_query()?;
         let answering = async move {
-            match question {
-                Some(question) => {
+            match object {
+                Some(object) => {
                     let (sender, reports) = mpsc::channel(1);
                     let time = query.time().unwrap_or_default();
-                    let following = self.follow_own(&question, time, query.timing(), sender);
+                    let following = self.follow_own(&object, time, query.timing(), sender);
                     tokio::join!(following, encode(reports, out));
                 }
                 None => {

@@ -6,7 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smol_str::SmolStr;
 
 use super::{
-    Distribution, Question,
+    Distribution, ObjectQuery,
     report::{Counts, ObjectReport, ObjectState, ProxyReport, ProxyState, ResourceReport},
 };
 use crate::{
@@ -40,12 +40,12 @@ impl Affected<'_> {
 /// everything earlier, which later changes of the same resources do not undo.
 pub(super) fn proxies(
     distribution: &Distribution,
-    question: &Question,
+    query: &ObjectQuery,
     effects: &[GroupEffect],
     done: &mut FxHashSet<ConnectionId>,
     with_rows: bool,
 ) -> (Counts, Vec<ProxyReport>) {
-    let proxies = affected(distribution, question, effects, done);
+    let proxies = affected(distribution, query, effects, done);
     let counts = counts(&proxies);
     let is_outstanding = counts.sent + counts.waiting > 0;
     if is_outstanding && !with_rows {
@@ -59,11 +59,11 @@ pub(super) fn proxies(
     (counts, rows)
 }
 
-/// Returns the connections that the question is about and that the object has an effect on. Those that have
+/// Returns the connections that the query is about and that the object has an effect on. Those that have
 /// acknowledged everything are added to `done`.
 fn affected<'a>(
     distribution: &Distribution,
-    question: &Question,
+    query: &ObjectQuery,
     effects: &'a [GroupEffect],
     done: &mut FxHashSet<ConnectionId>,
 ) -> Vec<Affected<'a>> {
@@ -74,11 +74,11 @@ fn affected<'a>(
     let mut proxies = Vec::new();
     for live in distribution.inputs.connections.connections() {
         let proxy = &live.proxy;
-        let is_visible = question
+        let is_visible = query
             .visible
             .as_ref()
             .is_none_or(|namespace| *namespace == proxy.node.namespace);
-        if !is_visible || !live.id.contains(&question.proxy) {
+        if !is_visible || !live.id.contains(&query.proxy) {
             continue;
         }
         let Some(effect) = of_connection.get(&live.subscription).copied() else {

@@ -164,7 +164,7 @@ async fn a_removal_that_a_push_does_not_list_is_pending_until_it_is_answered() {
     let mut subscription = fixture.push.groups.join(Arc::new(proxy));
     subscription.next().await.expect("a first configuration");
     fixture.apply(removals).await;
-    let question = Question {
+    let query = ObjectQuery {
         kinds: vec![Kind::ServiceEntry],
         namespace: "default".to_owned(),
         name: "e64".to_owned(),
@@ -172,12 +172,12 @@ async fn a_removal_that_a_push_does_not_list_is_pending_until_it_is_answered() {
         proxy: String::new(),
         visible: None,
     };
-    let report = fixture.distribution.ask(&question, Scope::Replica).await;
+    let report = fixture.distribution.ask(&query, Scope::Replica).await;
     assert_eq!((report.state, report.unanswered), (ObjectState::Pending, 1));
     let received = subscription.next().await.expect("the removals");
-    let report = fixture.distribution.ask(&question, Scope::Replica).await;
+    let report = fixture.distribution.ask(&query, Scope::Replica).await;
     assert_eq!(report.state, ObjectState::Pending, "received, not answered");
     drop(received);
-    let report = fixture.distribution.ask(&question, Scope::Replica).await;
+    let report = fixture.distribution.ask(&query, Scope::Replica).await;
     assert_eq!((report.state, report.unanswered), (ObjectState::Unknown, 0));
 }

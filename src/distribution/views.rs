@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     Distribution, PAGE_INTERVAL, REST, TOGETHER, merge,
     overview::Overview,
-    replicas::{Gathering, Query, Scope},
+    replicas::{Gathering, PeerQuery, Scope},
 };
 use crate::{
     base::Namespace,
@@ -98,7 +98,7 @@ impl Publication {
     async fn publish(&self) {
         let (visible, scope) = &self.view;
         let distribution = &*self.distribution;
-        let query = Query::about_mesh(visible.as_ref(), None);
+        let query = PeerQuery::about_mesh(visible.as_ref(), None);
         let mut gathering = Gathering::<Overview>::new(distribution, query, *scope, |reports| {
             distribution.follow_own_mesh(visible.as_ref(), reports).boxed()
         });

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     api::Kind,
     distribution::{
-        Distribution, Question,
+        Distribution, ObjectQuery,
         replicas::Scope,
         report::{ObjectReport, ObjectState},
     },
@@ -281,7 +281,7 @@ impl Conditions {
         let now = Instant::now();
         while let Some((key, turn)) = self.turns.begin(now) {
             let (number, stop) = (turn.number, turn.stop.clone());
-            let question = Question {
+            let query = ObjectQuery {
                 kinds: vec![key.kind],
                 namespace: key.object.namespace.to_string(),
                 name: key.object.name.to_string(),
@@ -292,7 +292,7 @@ impl Conditions {
             let (distribution, sender) = (self.distribution.clone(), self.sender.clone());
             let following = async move {
                 let (reports, mut received) = mpsc::channel(1);
-                let following = distribution.follow_debounced(&question, MAX_TURN, Scope::ControlPlane, reports);
+                let following = distribution.follow_debounced(&query, MAX_TURN, Scope::ControlPlane, reports);
                 let passing = async {
                     while let Some(report) = received.recv().await {
                         if sender.send((key.clone(), number, report)).await.is_err() {

@@ -22,7 +22,7 @@ use crate::{
     admin::{access::DebugScope, renderer::Renderer},
     api::Kind,
     base::{Namespace, duration},
-    distribution::{Question, replicas::Scope},
+    distribution::{ObjectQuery, replicas::Scope},
 };
 
 /// The longest time that events of one object are sent.
@@ -73,8 +73,8 @@ impl Parameters {
         }
     }
 
-    /// Returns the question about an object; `None` if the request names none.
-    fn question(&self, scope: &DebugScope) -> Result<Option<Question>, (StatusCode, String)> {
+    /// Returns the query about an object; `None` if the request names none.
+    fn query(&self, scope: &DebugScope) -> Result<Option<ObjectQuery>, (StatusCode, String)> {
         let refuse = |text: String| Err((StatusCode::BAD_REQUEST, text));
         if self.kind.is_empty() && self.name.is_empty() {
             return Ok(None);
@@ -103,7 +103,7 @@ impl Parameters {
                 Err(_) => return refuse(format!("resourceVersion: {text:?} is not a number\n")),
             },
         };
-        Ok(Some(Question {
+        Ok(Some(ObjectQuery {
             kinds,
             namespace: namespace.to_owned(),
             name: self.name.clone(),
@@ -125,8 +125,8 @@ pub(super) async fn status(
     Extension(renderer): Extension<Renderer>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
-    let (question, replicas) = match (parameters.question(&scope), parameters.replicas()) {
-        (Ok(question), Ok(replicas)) => (question, replicas),
+    let (query, replicas) = match (parameters.query(&scope), parameters.replicas()) {
+        (Ok(query), Ok(replicas)) => (query, replicas),
         (Err(refusal), _) | (_, Err(refusal)) => return refusal.into_response(),
     };
     let visible = visible(&scope);
@@ -135,8 +135,8 @@ pub(super) async fn status(
     };
     let page = renderer.beside(async move {
         let distribution = &sources.distribution;
-        let page = match question {
-            Some(question) => json(&distribution.ask(&question, replicas).await),
+        let page = match query {
+            Some(query) => json(&distribution.ask(&query, replicas).await),
             None => json(&distribution.overview(visible.as_ref(), replicas).await),
         };
         drop(permit);
@@ -159,24 +159,24 @@ pub(super) async fn status_events(
             Err(error) => return (StatusCode::BAD_REQUEST, format!("timeout: {error}\n")).into_response(),
         },
     };
-    let (question, replicas) = match (parameters.question(&scope), parameters.replicas()) {
-        (Ok(question), Ok(replicas)) => (question, replicas),
+    let (query, replicas) = match (parameters.query(&scope), parameters.replicas()) {
+        (Ok(query), Ok(replicas)) => (query, replicas),
         (Err(refusal), _) | (_, Err(refusal)) => return refusal.into_response(),
     };
     let distribution = sources.distribution.clone();
     let visible = visible(&scope);
-    let permit = match question {
+    let permit = match query {
         Some(_) => distribution.permit(visible.as_ref()),
         None => distribution.follower_permit(visible.as_ref()),
     };
     let Some(permit) = permit else {
         return BUSY.into_response();
     };
-    match question {
-        Some(question) => {
+    match query {
+        Some(query) => {
             let (sender, reports) = mpsc::channel(1);
             let following = async move {
-                distribution.follow(&question, timeout, replicas, sender).await;
+                distribution.follow(&query, timeout, replicas, sender).await;
                 None
             };
             // The follower runs as part of the response, so it ends with it.

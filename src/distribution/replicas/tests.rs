@@ -28,7 +28,7 @@ type Script = (Vec<Result<Bytes, PeerError>>, bool);
 struct Played {
     replicas: watch::Receiver<Replicas>,
     scripts: Mutex<BTreeMap<SmolStr, Vec<Script>>>,
-    queries: Mutex<Vec<(SmolStr, Query)>>,
+    queries: Mutex<Vec<(SmolStr, PeerQuery)>>,
     /// Keeps streams open.
     open: Mutex<Vec<mpsc::Sender<Result<Bytes, PeerError>>>>,
 }
@@ -178,8 +178,8 @@ fn cut() -> Result<Bytes, PeerError> {
     Err(PeerError::Failed("Unavailable: the connection is closing".to_owned()))
 }
 
-fn question() -> Question {
-    Question {
+fn object_query() -> ObjectQuery {
+    ObjectQuery {
         kinds: Kind::named("vs"),
         namespace: "shop".to_owned(),
         name: "reviews".to_owned(),
@@ -189,13 +189,13 @@ fn question() -> Question {
     }
 }
 
-/// Follows the question, and returns the receiver of its reports.
+/// Follows the object, and returns the receiver of its reports.
 fn follow(harness: &Harness, time: Duration) -> mpsc::Receiver<ObjectReport> {
     let (sender, reports) = mpsc::channel(1);
     let distribution = harness.distribution.clone();
     harness.tasks.spawn("test", async move {
         distribution
-            .follow(&question(), time, Scope::ControlPlane, sender)
+            .follow(&object_query(), time, Scope::ControlPlane, sender)
             .await;
     });
     reports
@@ -215,7 +215,7 @@ async fn all_replicas_answer() {
     assert_eq!(harness.overview().await, (0, expected(&names)));
     let queries = harness.played.queries.lock().unwrap().clone();
     assert_eq!(queries.len(), 4);
-    let once = Query::about_mesh(None, Some(Duration::ZERO));
+    let once = PeerQuery::about_mesh(None, Some(Duration::ZERO));
     assert!(queries.iter().all(|(_, query)| *query == once), "{queries:?}");
     let alone = harness.distribution.overview(None, Scope::Replica).await;
     assert_eq!(answered(&alone.replicas), expected(&[("istiod-0", true)]));
@@ -289,7 +289,7 @@ async fn only_whole_reports_are_complete() {
     let harness = Harness::new(set(&["istiod-1"]), single);
     let mut gathering = Gathering::<Overview>::new(
         &harness.distribution,
-        Query::about_mesh(None, Some(Duration::ZERO)),
+        PeerQuery::about_mesh(None, Some(Duration::ZERO)),
         Scope::ControlPlane,
         |_| std::future::ready(()).boxed(),
     );
@@ -346,10 +346,10 @@ async fn a_debounced_query_is_debounced_in_all_replicas() {
     let scripts = vec![("istiod-1", vec![(vec![object("1", ObjectState::Unknown)], true)])];
     let harness = Harness::new(set(&["istiod-1"]), scripts);
     let (sender, mut reports) = mpsc::channel(1);
-    let question = question();
+    let query = object_query();
     let following = harness
         .distribution
-        .follow_debounced(&question, LONG, Scope::ControlPlane, sender);
+        .follow_debounced(&query, LONG, Scope::ControlPlane, sender);
     tokio::join!(following, async { while reports.recv().await.is_some() {} });
     let queries = harness.played.queries.lock().unwrap().clone();
     let timings: Vec<PushTiming> = queries.iter().map(|(_, query)| query.timing()).collect();
@@ -360,7 +360,7 @@ async fn a_debounced_query_is_debounced_in_all_replicas() {
 async fn queries_of_other_replicas_are_answered_alone() {
     let harness = Harness::new(set(&["istiod-1"]), Vec::new());
     let (sender, mut answers) = mpsc::channel(1);
-    let query = serde_json::to_string(&Query::about(&question(), Duration::ZERO, PushTiming::AtOnce)).unwrap();
+    let query = serde_json::to_string(&PeerQuery::about(&object_query(), Duration::ZERO, PushTiming::AtOnce)).unwrap();
     let answering = harness
         .distribution
         .clone()
