@@ -23,9 +23,9 @@ pub(super) enum Answer<T> {
     Report(T),
 }
 
-/// A replica that was asked.
+/// The answer of a replica, with its name and address.
 #[derive(Clone, Debug)]
-pub(super) struct Asked<'a, T> {
+pub(super) struct ReplicaAnswer<'a, T> {
     /// The name of the pod; empty if unknown.
     pub(super) name: String,
     /// The address.
@@ -64,7 +64,7 @@ struct Answers<'a, T> {
 
 impl<'a, T: OfReplica> Answers<'a, T> {
     /// Sorts the answers. A replica with several addresses counts once.
-    fn of(asked: &[Asked<'a, T>]) -> Self {
+    fn of(replicas: &[ReplicaAnswer<'a, T>]) -> Self {
         let mut answers = Self {
             replicas: Vec::new(),
             reports: Vec::new(),
@@ -72,13 +72,13 @@ impl<'a, T: OfReplica> Answers<'a, T> {
             is_waiting: false,
         };
         let mut ids = BTreeSet::new();
-        for one in asked {
+        for answer in replicas {
             let mut replica = ReplicaReport {
-                name: one.name.clone(),
-                address: one.address.clone(),
+                name: answer.name.clone(),
+                address: answer.address.clone(),
                 ..ReplicaReport::default()
             };
-            match one.answer {
+            match answer.answer {
                 Answer::Report(report) => {
                     let own = report.replica().cloned().unwrap_or_default();
                     if !own.id.is_empty() && !ids.insert(own.id.clone()) {
@@ -106,8 +106,8 @@ impl<'a, T: OfReplica> Answers<'a, T> {
 }
 
 /// Returns the report about an object. The first replica is the one that answers for all.
-pub(super) fn object(asked: &[Asked<'_, ObjectReport>]) -> ObjectReport {
-    let answers = Answers::of(asked);
+pub(super) fn object(answers: &[ReplicaAnswer<'_, ObjectReport>]) -> ObjectReport {
+    let answers = Answers::of(answers);
     let Some((_, first)) = answers.reports.first() else {
         return ObjectReport {
             replicas: answers.replicas,
@@ -192,8 +192,8 @@ fn state(states: &[ObjectState], missing: usize) -> ObjectState {
 }
 
 /// Returns the status of the mesh. The first replica is the one that answers for all.
-pub(super) fn overview(asked: &[Asked<'_, Overview>]) -> Overview {
-    let answers = Answers::of(asked);
+pub(super) fn overview(answers: &[ReplicaAnswer<'_, Overview>]) -> Overview {
+    let answers = Answers::of(answers);
     let mut merged = Overview::default();
     let mut refusals: BTreeMap<(String, String, String), RefusalReport> = BTreeMap::new();
     if let Some((_, first)) = answers.reports.first() {
@@ -236,7 +236,11 @@ pub(super) fn overview(asked: &[Asked<'_, Overview>]) -> Overview {
 /// Adds the elements that a list does not have yet.
 fn add_new<T: Clone + Ord>(list: &mut Vec<T>, more: &[T]) {
     let known: BTreeSet<&T> = list.iter().collect();
-    let new: Vec<T> = more.iter().filter(|one| !known.contains(one)).cloned().collect();
+    let new: Vec<T> = more
+        .iter()
+        .filter(|element| !known.contains(element))
+        .cloned()
+        .collect();
     list.extend(new);
 }
 
@@ -263,8 +267,8 @@ mod tests {
         }
     }
 
-    fn asked<T>(answer: &Answer<T>) -> Asked<'_, T> {
-        Asked {
+    fn answer_of_replica<T>(answer: &Answer<T>) -> ReplicaAnswer<'_, T> {
+        ReplicaAnswer {
             name: String::new(),
             address: "10.0.0.1:15012".to_owned(),
             answer,
@@ -276,7 +280,7 @@ mod tests {
         let reports = states.iter().enumerate();
         let reports = reports.map(|(index, state)| Answer::Report(report(&index.to_string(), *state)));
         let answers: Vec<_> = reports.chain(others.iter().cloned()).collect();
-        let merged = object(&answers.iter().map(asked).collect::<Vec<_>>());
+        let merged = object(&answers.iter().map(answer_of_replica).collect::<Vec<_>>());
         (merged.state, merged.is_final)
     }
 
@@ -347,7 +351,7 @@ mod tests {
             ..report("2", ObjectState::Refused)
         };
         let answers = [&one, &other, &other].map(|report| Answer::Report(report.clone()));
-        let report = object(&answers.each_ref().map(asked));
+        let report = object(&answers.each_ref().map(answer_of_replica));
         assert_eq!(report.counts, counts(3, 1), "a replica with two addresses counts once");
         assert_eq!(report.replicas.len(), 2);
         let proxies: Vec<(&str, &str)> = report
@@ -367,7 +371,7 @@ mod tests {
         assert_eq!(report.seconds, Some(0.5));
         assert_eq!(report.diagnostics, ["same", "more"]);
         let failed = Answer::Failed("no route".to_owned());
-        let incomplete = object(&[asked(&answers[0]), asked(&failed)]);
+        let incomplete = object(&[answer_of_replica(&answers[0]), answer_of_replica(&failed)]);
         assert_eq!((incomplete.seconds, incomplete.counts), (None, counts(2, 0)));
         let missing = &incomplete.replicas[1];
         assert_eq!(
@@ -392,14 +396,14 @@ mod tests {
                 .collect(),
             ..RefusalReport::default()
         };
-        let of = |refusal| {
+        let answer = |refusal| {
             Answer::Report(Overview {
                 refusals: vec![refusal],
                 ..Overview::default()
             })
         };
-        let answers = [of(refusal(2, &[])), of(refusal(3, &["reviews"]))];
-        let merged = overview(&answers.each_ref().map(asked));
+        let answers = [answer(refusal(2, &[])), answer(refusal(3, &["reviews"]))];
+        let merged = overview(&answers.each_ref().map(answer_of_replica));
         assert_eq!(merged.refusals, [refusal(5, &["reviews"])]);
     }
 }

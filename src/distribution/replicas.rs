@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Distribution, ObjectQuery, PushTiming,
-    merge::{self, Answer, Asked, OfReplica},
+    merge::{self, Answer, OfReplica, ReplicaAnswer},
     overview::Overview,
     report::{ObjectReport, ReplicaReport},
 };
@@ -221,8 +221,8 @@ enum Update<T> {
     Ended,
 }
 
-/// The answers of all replicas to one query, while they arrive.
-pub(super) struct Gathering<'a, T> {
+/// A query to all replicas (scatter-gather), with their answers while they arrive.
+pub(super) struct FanOut<'a, T> {
     distribution: &'a Distribution,
     query: PeerQuery,
     deadline: Option<Instant>,
@@ -236,7 +236,7 @@ pub(super) struct Gathering<'a, T> {
     updates: mpsc::Receiver<(Member, Update<T>)>,
 }
 
-impl<'a, T> Gathering<'a, T>
+impl<'a, T> FanOut<'a, T>
 where
     T: OfReplica + DeserializeOwned + Clone + Send + 'static,
 {
@@ -256,7 +256,7 @@ where
         let running = FuturesUnordered::new();
         let (report, reports) = mpsc::channel(1);
         running.push(forward(own(report), reports, sender.clone()).boxed());
-        let mut gathering = Self {
+        let mut fan_out = Self {
             distribution,
             deadline: query.time().map(|time| Instant::now() + time),
             query,
@@ -268,12 +268,12 @@ where
             sender,
             updates,
         };
-        gathering.follow();
-        gathering
+        fan_out.update_replicas();
+        fan_out
     }
 
     /// Asks new replicas, and forgets those that are gone.
-    fn follow(&mut self) {
+    fn update_replicas(&mut self) {
         let Some(replicas) = &mut self.replicas else { return };
         let Some(all) = replicas.borrow_and_update().clone() else {
             self.answers.insert(Member::Unknown, Answer::Waiting);
@@ -310,7 +310,7 @@ where
             self.stops.insert(replica.clone(), stop.clone());
             let (query, deadline, sender) = (self.query.clone(), self.deadline, self.sender.clone());
             let asking = async move {
-                let asking = attend(peers, replica, query, deadline, sender);
+                let asking = query_peer(peers, replica, query, deadline, sender);
                 stop.run_until_cancelled_owned(asking).await;
             };
             self.running.push(asking.boxed());
@@ -343,7 +343,7 @@ where
                 }
                 is_open = replicas => {
                     if is_open {
-                        self.follow();
+                        self.update_replicas();
                     } else {
                         // At shutdown, the last known replicas stay.
                         self.replicas = None;
@@ -369,7 +369,7 @@ where
                 if let Member::Peer(replica) = &member
                     && report
                         .replica()
-                        .is_some_and(|of| of.id == self.distribution.inputs.replica.id)
+                        .is_some_and(|own| own.id == self.distribution.inputs.replica.id)
                 {
                     self.distribution.remember_own(replica);
                     self.forget(replica.clone());
@@ -433,7 +433,7 @@ where
     }
 
     /// Returns the answers, this replica's first.
-    pub(super) fn asked(&self) -> Vec<Asked<'_, T>> {
+    pub(super) fn answers(&self) -> Vec<ReplicaAnswer<'_, T>> {
         let answers = self.answers.iter();
         answers
             .map(|(member, answer)| {
@@ -442,7 +442,7 @@ where
                     Member::Unknown => (String::new(), String::new()),
                     Member::Peer(replica) => (replica.name.to_string(), replica.address().to_string()),
                 };
-                Asked { name, address, answer }
+                ReplicaAnswer { name, address, answer }
             })
             .collect()
     }
@@ -467,7 +467,7 @@ async fn forward<T: Send>(
 }
 
 /// Asks a replica until it has sent all reports, or failed to answer a query for one report.
-async fn attend<T: DeserializeOwned + Send>(
+async fn query_peer<T: DeserializeOwned + Send>(
     peers: Arc<dyn Peers>,
     replica: Replica,
     query: PeerQuery,
@@ -572,12 +572,12 @@ impl Distribution {
     /// Returns the present status of an object.
     pub async fn ask(&self, query: &ObjectQuery, scope: Scope) -> ObjectReport {
         let peer_query = PeerQuery::about(query, Duration::ZERO, PushTiming::AtOnce);
-        let mut gathering = Gathering::new(self, peer_query, scope, |reports| {
+        let mut fan_out = FanOut::new(self, peer_query, scope, |reports| {
             self.follow_own(query, Duration::ZERO, PushTiming::AtOnce, reports)
                 .boxed()
         });
-        gathering.complete().await;
-        task::aside(|| merge::object(&gathering.asked()))
+        fan_out.complete().await;
+        task::aside(|| merge::object(&fan_out.answers()))
     }
 
     /// Reports the status of an object whenever it changes, until it is final or the time is over. The last report is
@@ -609,17 +609,17 @@ impl Distribution {
         reports: mpsc::Sender<ObjectReport>,
     ) {
         let timing = peer_query.timing();
-        let mut gathering = Gathering::new(self, peer_query, scope, |reports| {
+        let mut fan_out = FanOut::new(self, peer_query, scope, |reports| {
             self.follow_own(query, time, timing, reports).boxed()
         });
         let deadline = Instant::now() + time;
         let mut last: Option<ObjectReport> = None;
         loop {
             let now = Instant::now();
-            let is_last = gathering.has_ended() || (gathering.has_own_ended() && now >= deadline + GRACE);
+            let is_last = fan_out.has_ended() || (fan_out.has_own_ended() && now >= deadline + GRACE);
             let is_over = now >= deadline && is_last;
-            if gathering.has_own() {
-                let mut report = task::aside(|| merge::object(&gathering.asked()));
+            if fan_out.has_own() {
+                let mut report = task::aside(|| merge::object(&fan_out.answers()));
                 report.timed_out = is_over && !report.is_final;
                 if report.is_final || is_over {
                     // A client that has left needs no report.
@@ -637,7 +637,7 @@ impl Distribution {
             let ends = [deadline, deadline + GRACE];
             let next_end = ends.into_iter().find(|end| *end > now);
             tokio::select! {
-                () = gathering.next() => {}
+                () = fan_out.next() => {}
                 () = reports.closed() => return,
                 () = sleep_until(next_end.unwrap_or(now)), if next_end.is_some() => {}
             }
@@ -647,11 +647,11 @@ impl Distribution {
     /// Returns the status of the mesh, only of the proxies of one namespace if one is given.
     pub async fn overview(&self, visible: Option<&Namespace>, scope: Scope) -> Overview {
         let query = PeerQuery::about_mesh(visible, Some(Duration::ZERO));
-        let mut gathering = Gathering::new(self, query, scope, |reports| {
+        let mut fan_out = FanOut::new(self, query, scope, |reports| {
             self.report_own_mesh(visible, reports).boxed()
         });
-        gathering.complete().await;
-        task::aside(|| merge::overview(&gathering.asked()))
+        fan_out.complete().await;
+        task::aside(|| merge::overview(&fan_out.answers()))
     }
 
     /// Answers the query of another replica with reports as JSON. Ends early if the receiver is dropped. Fails if the

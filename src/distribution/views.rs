@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     Distribution, PAGE_INTERVAL, REST, TOGETHER, merge,
     overview::Overview,
-    replicas::{Gathering, PeerQuery, Scope},
+    replicas::{FanOut, PeerQuery, Scope},
 };
 use crate::{
     base::Namespace,
@@ -99,31 +99,31 @@ impl Publication {
         let (visible, scope) = &self.view;
         let distribution = &*self.distribution;
         let query = PeerQuery::about_mesh(visible.as_ref(), None);
-        let mut gathering = Gathering::<Overview>::new(distribution, query, *scope, |reports| {
+        let mut fan_out = FanOut::<Overview>::new(distribution, query, *scope, |reports| {
             distribution.follow_own_mesh(visible.as_ref(), reports).boxed()
         });
         let mut last = None;
         // No text is made before this time.
         let mut rests_until = Instant::now();
         loop {
-            gathering.next().await;
+            fan_out.next().await;
             // Replicas report a change at about the same time.
             let due = rests_until.max(Instant::now() + TOGETHER);
             loop {
                 tokio::select! {
-                    () = gathering.next() => {}
+                    () = fan_out.next() => {}
                     () = sleep_until(due) => break,
                 }
             }
-            if !gathering.has_own() {
+            if !fan_out.has_own() {
                 continue;
             }
             let started = environment::now();
-            let text = task::aside(|| text(merge::overview(&gathering.asked()), &mut last));
+            let text = task::aside(|| text(merge::overview(&fan_out.answers()), &mut last));
             let took = environment::now().saturating_duration_since(started);
             rests_until = Instant::now() + took * REST;
             let Some(text) = text else { continue };
-            if !gathering.is_waiting() {
+            if !fan_out.is_waiting() {
                 rests_until = rests_until.max(Instant::now() + PAGE_INTERVAL.max(transfer_time(text.len())));
             }
             self.text.send_replace(Some(text));

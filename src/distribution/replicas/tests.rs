@@ -287,16 +287,16 @@ async fn only_whole_reports_are_complete() {
     // The answer to a query for one report counts if it is whole.
     let single = vec![("istiod-1", vec![(vec![proxies("1", 3), cut()], false)])];
     let harness = Harness::new(set(&["istiod-1"]), single);
-    let mut gathering = Gathering::<Overview>::new(
+    let mut fan_out = FanOut::<Overview>::new(
         &harness.distribution,
         PeerQuery::about_mesh(None, Some(Duration::ZERO)),
         Scope::ControlPlane,
         |_| std::future::ready(()).boxed(),
     );
-    while !gathering.has_ended() {
-        gathering.next().await;
+    while !fan_out.has_ended() {
+        fan_out.next().await;
     }
-    let answers = gathering.answers.values();
+    let answers = fan_out.answers.values();
     let failed = answers.filter(|answer| matches!(answer, Answer::Failed(_)));
     assert_eq!(failed.count(), 1);
 }
