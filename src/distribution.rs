@@ -31,7 +31,7 @@ use tokio::{
 };
 
 use self::{
-    blame::Blames,
+    blame::BlameCache,
     changes::Changes,
     overview::Overview,
     permits::QueryPermits,
@@ -102,7 +102,7 @@ pub struct DistributionSources {
 /// Distribution status of all objects.
 pub struct Distribution {
     pub(crate) inputs: DistributionSources,
-    blames: Mutex<Blames>,
+    blame_cache: Mutex<BlameCache>,
     /// The queue of refusals that wait for their attribution.
     refusals: mpsc::Sender<RefusedResource>,
     /// The writer of Events about refused objects, if there is one.
@@ -171,7 +171,7 @@ impl Distribution {
         let distribution = Arc::new(Self {
             inputs,
             views,
-            blames: Mutex::default(),
+            blame_cache: Mutex::default(),
             refusals: sender.clone(),
             refused: OnceLock::new(),
             attributed: watch::Sender::default(),
@@ -339,7 +339,7 @@ impl Distribution {
         let revision = self.inputs.mesh.borrow().revision;
         let has_newer = self.inputs.connections.newest() > state.newest;
         let effects = state.effects.as_ref();
-        effects.is_some_and(|(of, _)| *of != revision || has_newer)
+        effects.is_some_and(|(computed_for, _)| *computed_for != revision || has_newer)
     }
 
     async fn report(&self, query: &ObjectQuery, state: &mut QueryState, is_last: bool) -> ObjectReport {
@@ -449,11 +449,11 @@ impl Distribution {
 
     /// Returns the objects that are blamed for a refused resource; `None` before they were searched.
     pub fn blamed(&self, refusal: &Refusal) -> Option<Vec<ObjectName>> {
-        self.blames().of(refusal.resource_type, refusal.version)
+        self.blame_cache().objects(refusal.resource_type, refusal.version)
     }
 
-    fn blames(&self) -> MutexGuard<'_, Blames> {
-        self.blames.lock().unwrap_or_else(PoisonError::into_inner)
+    fn blame_cache(&self) -> MutexGuard<'_, BlameCache> {
+        self.blame_cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -43,9 +43,9 @@ const MAX_REST: Duration = Duration::from_mins(1);
 /// Parity (cmd/kube-apiserver of Kubernetes): `--event-ttl`, after which the API server forgets an Event.
 const ANNOUNCED: Duration = Duration::from_hours(1);
 
-/// The objects that are blamed for refused resources.
+/// The objects that are blamed for the last refused resources.
 #[derive(Default)]
-pub(super) struct Blames {
+pub(super) struct BlameCache {
     /// The oldest first.
     known: VecDeque<Blame>,
     /// Content whose search was requested by a report.
@@ -60,9 +60,9 @@ struct Blame {
     announced_at: Instant,
 }
 
-impl Blames {
+impl BlameCache {
     /// Returns the objects that are blamed for refused content; `None` before they were searched.
-    pub(super) fn of(&self, resource_type: ResourceType, version: Version) -> Option<Vec<ObjectName>> {
+    pub(super) fn objects(&self, resource_type: ResourceType, version: Version) -> Option<Vec<ObjectName>> {
         let mut blames = self.known.iter();
         let blame = blames.find(|blame| (blame.resource_type, blame.version) == (resource_type, version))?;
         let names = blame.objects.iter().map(|(kind, key)| ObjectName::of(*kind, key));
@@ -102,12 +102,12 @@ impl Distribution {
     /// Searches the objects of refused resources, one resource after the other.
     pub(super) async fn attribute(self: Arc<Self>, mut refusals: mpsc::Receiver<RefusedResource>) {
         while let Some(RefusedResource { connection, refusal }) = refusals.recv().await {
-            self.blames()
+            self.blame_cache()
                 .requested
                 .remove(&(refusal.resource_type, refusal.version));
             let started = environment::now();
             let known = self
-                .blames()
+                .blame_cache()
                 .refused_again(refusal.resource_type, refusal.version, started);
             if let Some(objects) = known {
                 self.announce(&refusal, &objects);
@@ -134,7 +134,7 @@ impl Distribution {
             "refused resource attributed"
         );
         self.announce(refusal, &objects);
-        self.blames().add(Blame {
+        self.blame_cache().add(Blame {
             resource_type: refusal.resource_type,
             version: refusal.version,
             objects,
@@ -161,7 +161,7 @@ impl Distribution {
     /// does not refuse it a second time. What does not fit is requested by the next report.
     pub(super) fn request_search(&self, connection: &Arc<LiveConnection>, refusal: &Arc<Refusal>) {
         let content = (refusal.resource_type, refusal.version);
-        if !self.blames().request(content.0, content.1) {
+        if !self.blame_cache().request(content.0, content.1) {
             return;
         }
         let sent = self.refusals.try_send(RefusedResource {
@@ -169,7 +169,7 @@ impl Distribution {
             refusal: refusal.clone(),
         });
         if sent.is_err() {
-            self.blames().requested.remove(&content);
+            self.blame_cache().requested.remove(&content);
         }
     }
 
@@ -300,14 +300,14 @@ mod tests {
             objects: Vec::new(),
             announced_at: environment::now(),
         };
-        let mut blames = Blames::default();
+        let mut cache = BlameCache::default();
         let new = Version::of(b"new");
-        assert!(blames.request(ResourceType::Cluster, new));
-        assert!(!blames.request(ResourceType::Cluster, new), "it waits already");
+        assert!(cache.request(ResourceType::Cluster, new));
+        assert!(!cache.request(ResourceType::Cluster, new), "it waits already");
         for number in 0..=REMEMBERED {
-            blames.add(blame(&number.to_be_bytes()));
+            cache.add(blame(&number.to_be_bytes()));
         }
-        assert!(!blames.request(ResourceType::Cluster, Version::of(&0_usize.to_be_bytes())));
+        assert!(!cache.request(ResourceType::Cluster, Version::of(&0_usize.to_be_bytes())));
     }
 
     #[test]
@@ -315,15 +315,15 @@ mod tests {
         let (resource_type, version) = (ResourceType::Cluster, Version::default());
         let object: Candidate = (Kind::EnvoyFilter, fixture::key("shop/f"));
         let now = environment::now();
-        let mut blames = Blames::default();
-        assert_eq!(blames.refused_again(resource_type, version, now), None, "not searched");
-        blames.add(Blame {
+        let mut cache = BlameCache::default();
+        assert_eq!(cache.refused_again(resource_type, version, now), None, "not searched");
+        cache.add(Blame {
             resource_type,
             version,
             objects: vec![object.clone()],
             announced_at: now,
         });
-        let mut again = |at| blames.refused_again(resource_type, version, at);
+        let mut again = |at| cache.refused_again(resource_type, version, at);
         assert_eq!(again(now + ANNOUNCED / 2), Some(Vec::new()));
         assert_eq!(again(now + ANNOUNCED), Some(vec![object]));
         assert_eq!(again(now + ANNOUNCED), Some(Vec::new()), "announced once");
