@@ -121,7 +121,7 @@ fn foreign(method: &Method, headers: &HeaderMap, uri: &Uri) -> Option<&'static s
     if name != "localhost" && name.parse::<IpAddr>().is_err() {
         return Some("the host must be localhost or an address\n");
     }
-    let is_own = |origin: &str| origin.split_once("://").is_some_and(|(_, of)| of == host);
+    let is_own = |origin: &str| origin.split_once("://").is_some_and(|(_, authority)| authority == host);
     let is_change = *method != Method::GET && *method != Method::HEAD;
     let is_foreign = is_change && text(header::ORIGIN).is_some_and(|origin| !is_own(origin));
     is_foreign.then_some("changes from other origins are refused\n")

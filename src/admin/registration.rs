@@ -72,11 +72,11 @@ async fn hosts_of_key(State(mesh): State<Mesh>, Path(key): Path<String>) -> Json
     let services = mesh
         .services
         .iter(&cx)
-        .filter(|(of, _)| of.hostname.as_str() == wanted.host);
-    let hosts = services.flat_map(|(of, service)| {
+        .filter(|(key, _)| key.hostname.as_str() == wanted.host);
+    let hosts = services.flat_map(|(key, service)| {
         let endpoints = mesh
             .endpoints
-            .get(&cx, of)
+            .get(&cx, key)
             .map(|row| &*row.endpoints)
             .unwrap_or_default();
         let ports = service.ports.iter().filter(|port| wanted.has_port(&port.name));

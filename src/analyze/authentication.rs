@@ -23,7 +23,7 @@ pub(super) fn blocked_ranges(mesh: &Mesh, report: &mut Report) {
     for istiod in mesh
         .of(Type::Deployment)
         .iter()
-        .filter(|it| it.label("app") == "istiod")
+        .filter(|deployment| deployment.label("app") == "istiod")
     {
         let containers = items(&istiod.spec("template")["spec"]["containers"]);
         let mut variables = containers.iter().flat_map(|container| items(&container["env"]));

@@ -113,8 +113,9 @@ pub(super) fn users(mesh: &Mesh, report: &mut Report) {
     let deployments = deployments.map(|deployment| (deployment, &deployment.spec("template")["spec"]));
     for (object, spec) in pods.chain(deployments) {
         let containers = items(&spec["containers"]).iter();
-        let applications = containers.filter(|it| !matches!(text(&it["name"]), "istio-proxy" | "istio-operator"));
-        let runs_as_reserved = |it: &Value| it["securityContext"]["runAsUser"] == RESERVED;
+        let applications =
+            containers.filter(|container| !matches!(text(&container["name"]), "istio-proxy" | "istio-operator"));
+        let runs_as_reserved = |settings: &Value| settings["securityContext"]["runAsUser"] == RESERVED;
         if !is_of_istio(object) && (runs_as_reserved(spec) || applications.into_iter().any(runs_as_reserved)) {
             let text = format!("user {RESERVED} is reserved for the sidecar; traffic of this workload is not captured");
             report.add(RESERVED_USER, object, text);

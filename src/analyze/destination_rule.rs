@@ -68,7 +68,9 @@ pub(super) fn subsets(mesh: &Mesh, report: &mut Report) {
         };
         // The last of equal names counts.
         let subsets = items(rule.spec("subsets")).iter();
-        let subsets: BTreeMap<&str, &Value> = subsets.map(|it| (text(&it["name"]), &it["labels"])).collect();
+        let subsets: BTreeMap<&str, &Value> = subsets
+            .map(|subset| (text(&subset["name"]), &subset["labels"]))
+            .collect();
         for (name, wanted) in subsets {
             let mut selector = destination.selector.clone();
             selector.extend(labels(wanted));

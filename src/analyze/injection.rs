@@ -46,8 +46,8 @@ pub(super) fn injection(mesh: &Mesh, report: &mut Report) {
     let is_default = mesh
         .of(Kind::ConfigMap)
         .iter()
-        .find(|it| it.name == CONFIG_MAP)
-        .is_some_and(|it| values(it)["sidecarInjectorWebhook"]["enableNamespacesByDefault"] == true);
+        .find(|map| map.name == CONFIG_MAP)
+        .is_some_and(|map| values(map)["sidecarInjectorWebhook"]["enableNamespacesByDefault"] == true);
     for namespace in mesh.of(Kind::Namespace) {
         if namespace.name == "istio-system" {
             continue;
@@ -114,9 +114,9 @@ pub(super) fn images(mesh: &Mesh, report: &mut Report) {
     let maps = mesh
         .of(Kind::ConfigMap)
         .iter()
-        .filter(|it| it.name.starts_with(CONFIG_MAP));
+        .filter(|map| map.name.starts_with(CONFIG_MAP));
     let injected: BTreeMap<&str, String> = maps
-        .map(|it| (it.name.as_str(), image(&values(it)["global"])))
+        .map(|map| (map.name.as_str(), image(&values(map)["global"])))
         .collect();
     let types = ImageTypes::of(mesh);
     for namespace in mesh.of(Kind::Namespace) {

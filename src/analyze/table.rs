@@ -248,9 +248,9 @@ pub fn all() -> Vec<Analyzer> {
 
 /// Returns the named analyzers, or those that run by default if none of the names exists.
 pub fn selected(names: &[String]) -> Vec<Analyzer> {
-    let (named, mut others): (Vec<_>, Vec<_>) = all().into_iter().partition(|it| names.contains(&it.name));
+    let (named, mut others): (Vec<_>, Vec<_>) = all().into_iter().partition(|analyzer| names.contains(&analyzer.name));
     if named.is_empty() {
-        others.retain(|it| !it.on_request);
+        others.retain(|analyzer| !analyzer.on_request);
         return others;
     }
     named

@@ -19,7 +19,7 @@ pub(super) fn providers(mesh: &Mesh, report: &mut Report) {
     }
     for telemetry in mesh.of(Kind::Telemetry) {
         let mut logging = items(telemetry.spec("accessLogging")).iter();
-        if logging.any(|it| it["disabled"] != true && items(&it["providers"]).is_empty()) {
+        if logging.any(|entry| entry["disabled"] != true && items(&entry["providers"]).is_empty()) {
             let text = "accessLogging without providers has no effect, because the mesh has no defaultProviders for it";
             report.add(NO_TELEMETRY_PROVIDER, telemetry, text);
         }
@@ -47,7 +47,7 @@ pub(super) fn defaults(mesh: &Mesh, report: &mut Report) {
     let general = mesh
         .of(Kind::Telemetry)
         .iter()
-        .filter(|it| !is_set(it.spec("selector")));
+        .filter(|telemetry| !is_set(telemetry.spec("selector")));
     for telemetries in by_namespace(general).values() {
         several(SEVERAL_DEFAULT_TELEMETRIES, telemetries, report);
     }
@@ -65,7 +65,7 @@ pub(super) fn lightstep(mesh: &Mesh, report: &mut Report) {
     for telemetry in mesh.of(Kind::Telemetry) {
         let used = items(telemetry.spec("tracing"))
             .iter()
-            .flat_map(|it| items(&it["providers"]));
+            .flat_map(|tracing| items(&tracing["providers"]));
         for name in used
             .map(|provider| text(&provider["name"]))
             .filter(|name| deprecated.contains(name))

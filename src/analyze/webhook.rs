@@ -47,11 +47,11 @@ fn parsed(selector: &Value) -> Option<LabelSelector> {
 ///
 /// Parity (pkg/config/analysis/analyzers/webhook/webhook.go).
 pub(super) fn injectors(mesh: &Mesh, report: &mut Report) {
-    let is_injector = |it: &&Object| {
-        webhooks(it)
+    let is_injector = |configuration: &&Object| {
+        webhooks(configuration)
             .iter()
             .any(|hook| text(&hook["name"]).ends_with("istio.io"))
-            || revisions(it).next().is_some()
+            || revisions(configuration).next().is_some()
     };
     let injectors: Vec<&Object> = mesh.of(Type::MutatingWebhook).iter().filter(is_injector).collect();
     overlaps(&injectors, report);
@@ -77,8 +77,10 @@ fn revisions(configuration: &Object) -> impl Iterator<Item = SmolStr> {
         let label = labels(&selector["matchLabels"]).get(REVISION).cloned();
         let expressions = items(&selector["matchExpressions"])
             .iter()
-            .filter(|it| it["key"] == REVISION);
-        let values = expressions.flat_map(|it| texts(&it["values"])).map(SmolStr::new);
+            .filter(|expression| expression["key"] == REVISION);
+        let values = expressions
+            .flat_map(|expression| texts(&expression["values"]))
+            .map(SmolStr::new);
         label.into_iter().chain(values)
     });
     own.into_iter().chain(named)
@@ -94,7 +96,7 @@ struct Hook<'a> {
 
 /// Reports webhooks that select the same pods, for every combination of labels about injection.
 fn overlaps(injectors: &[&Object], report: &mut Report) {
-    let revisions: BTreeSet<SmolStr> = injectors.iter().flat_map(|it| revisions(it)).collect();
+    let revisions: BTreeSet<SmolStr> = injectors.iter().flat_map(|injector| revisions(injector)).collect();
     let revisions: Vec<SmolStr> = revisions.into_iter().take(MAX_REVISIONS).collect();
     let namespaces = combinations("istio-injection", ["enabled", "disabled"], &revisions);
     let objects = combinations("sidecar.istio.io/inject", ["true", "false"], &revisions);
@@ -154,10 +156,11 @@ fn combinations(label: &str, values: [&str; 2], revisions: &[SmolStr]) -> Vec<La
 /// Parity (pkg/config/analysis/analyzers/externalcontrolplane/externalcontrolplane.go).
 pub(super) fn external(mesh: &Mesh, report: &mut Report) {
     let validators = mesh.of(Type::ValidatingWebhook).iter();
-    let validators =
-        validators.filter(|it| it.name == "istiod-default-validator" || it.name.starts_with("istio-validator"));
+    let validators = validators.filter(|configuration| {
+        configuration.name == "istiod-default-validator" || configuration.name.starts_with("istio-validator")
+    });
     let injectors = mesh.of(Type::MutatingWebhook).iter();
-    let injectors = injectors.filter(|it| it.name.starts_with("istio-sidecar-injector"));
+    let injectors = injectors.filter(|configuration| configuration.name.starts_with("istio-sidecar-injector"));
     for configuration in validators.chain(injectors) {
         for hook in webhooks(configuration) {
             address(configuration, hook, report);

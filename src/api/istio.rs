@@ -133,7 +133,8 @@ impl Validation {
 
     /// Returns the diagnostics of the object.
     pub fn diagnostics(self, meta: &Meta) -> Vec<Diagnostic> {
-        let of = |severity, code, problem| Diagnostic::of_object(meta.kind, meta.key.clone(), severity, code, problem);
+        let diagnostic =
+            |severity, code, problem| Diagnostic::of_object(meta.kind, meta.key.clone(), severity, code, problem);
         let invalid = if self.is_malformed { MALFORMED } else { INVALID };
         let all = [
             (self.errors, Severity::Error, invalid),
@@ -147,7 +148,7 @@ impl Validation {
         let coded = self.coded_warnings.into_iter();
         let coded = coded.map(|(code, found)| (Severity::Warning, code, found));
         all.chain(coded)
-            .map(|(severity, code, found)| of(severity, code, found))
+            .map(|(severity, code, found)| diagnostic(severity, code, found))
             .collect()
     }
 }

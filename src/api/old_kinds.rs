@@ -29,5 +29,5 @@ pub fn is_old_kind(api_version: &str, kind: &str) -> bool {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     OLD_KINDS
         .iter()
-        .any(|(of, kinds)| *of == group && kinds.contains(&kind))
+        .any(|(old_group, kinds)| *old_group == group && kinds.contains(&kind))
 }

@@ -48,8 +48,8 @@ pub(super) fn run_in_background() {
     lower_priority(IN_THE_BACKGROUND);
 }
 
-fn lower_priority(by: i32) {
-    if let Err(error) = nice(by) {
+fn lower_priority(increment: i32) {
+    if let Err(error) = nice(increment) {
         tracing::debug!(%error, "failed to lower thread priority");
     }
 }

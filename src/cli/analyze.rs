@@ -235,14 +235,17 @@ fn analysis(flags: &AnalyzeFlags) -> Result<Outcome, AnalyzeError> {
 fn scope(flags: &AnalyzeFlags) -> Result<Scope, AnalyzeError> {
     let suppressions = flags.suppress.iter().map(|text| Suppression::parse(text));
     let suppressions: Vec<Suppression> = suppressions.collect::<Result<_, _>>()?;
-    for suppression in suppressions.iter().filter(|it| !message::is_known(&it.code)) {
+    for suppression in suppressions
+        .iter()
+        .filter(|suppression| !message::is_known(&suppression.code))
+    {
         eprintln!("warning: --suppress: no message has the code {}", suppression.code);
     }
     let analyzers = table::all();
     for name in flags
         .analyzer
         .iter()
-        .filter(|name| analyzers.iter().all(|it| it.name != **name))
+        .filter(|name| analyzers.iter().all(|analyzer| analyzer.name != **name))
     {
         eprintln!("warning: --analyzer: there is no {name} (hint: --list-analyzers)");
     }
@@ -304,7 +307,10 @@ fn finish(flags: &AnalyzeFlags, outcome: &Outcome) -> u8 {
     if flags.verbose {
         output::executed(&flags.analyzer);
     }
-    let shown = outcome.messages.iter().filter(|it| it.level <= flags.output_threshold);
+    let shown = outcome
+        .messages
+        .iter()
+        .filter(|message| message.level <= flags.output_threshold);
     let shown: Vec<&Message> = shown.collect();
     let is_coloured = flags.color.unwrap_or_else(|| std::io::stdout().is_terminal());
     // The findings decide about the exit code, also if the reader stops early.
@@ -312,7 +318,10 @@ fn finish(flags: &AnalyzeFlags, outcome: &Outcome) -> u8 {
     if shown.is_empty() {
         eprintln!("No issues found in {}.", target(outcome));
     }
-    let fails = outcome.messages.iter().any(|it| it.level <= flags.failure_threshold);
+    let fails = outcome
+        .messages
+        .iter()
+        .any(|message| message.level <= flags.failure_threshold);
     match flags.output {
         Format::Log if fails => {
             eprintln!("error: issues found in {}", target(outcome));

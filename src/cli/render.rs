@@ -218,7 +218,9 @@ fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<Re
     let mut counts = BTreeMap::new();
     let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
     // All other types refer to secrets, and some are pushed after them.
-    let types = ResourceType::ALL.iter().filter(|it| **it != ResourceType::Secret);
+    let types = ResourceType::ALL
+        .iter()
+        .filter(|resource_type| **resource_type != ResourceType::Secret);
     for resource_type in types.chain([&ResourceType::Secret]) {
         let requested = snapshot
             .requested

@@ -56,7 +56,7 @@ impl RefusedObject {
 fn refusers(proxies: &[&str]) -> String {
     match proxies {
         [] => "Proxies refused it".to_owned(),
-        [one] => format!("Proxy {one} refused it and keeps what it had"),
+        [proxy] => format!("Proxy {proxy} refused it and keeps what it had"),
         several => {
             let named = several[..several.len().min(NAMED)].join(", ");
             let more = match several.len().saturating_sub(NAMED) {

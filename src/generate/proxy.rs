@@ -171,7 +171,9 @@ impl IstioVersion {
 
 /// Splits the number of these digits off the beginning of a text.
 fn leading_number(text: &str, digits: RangeInclusive<char>) -> Option<(u32, &str)> {
-    let end = text.find(|one: char| !digits.contains(&one)).unwrap_or(text.len());
+    let end = text
+        .find(|character: char| !digits.contains(&character))
+        .unwrap_or(text.len());
     let (number, rest) = text.split_at(end);
     // A number that cannot be parsed is too large.
     (!number.is_empty()).then(|| (number.parse().unwrap_or(u32::MAX), rest))

@@ -147,12 +147,16 @@ pub fn gateway_spans_networks(features: &Features, proxy: &NodeMetadata, labels:
 }
 
 fn is_waypoint(labels: &Labels) -> bool {
-    labels.get(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER)
+    labels
+        .get(MANAGED_LABEL)
+        .is_some_and(|controller| controller == MESH_CONTROLLER)
 }
 
 /// Returns true for gateways of the Gateway API, and for those with the label of Istio's ingress gateway.
 fn is_ingress(labels: &Labels) -> bool {
-    let is_managed = labels.get(MANAGED_LABEL).is_some_and(|by| by == GATEWAY_CONTROLLER);
+    let is_managed = labels
+        .get(MANAGED_LABEL)
+        .is_some_and(|controller| controller == GATEWAY_CONTROLLER);
     is_managed || labels.get("istio").is_some_and(|value| value == "ingressgateway")
 }
 

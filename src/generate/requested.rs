@@ -47,7 +47,9 @@ impl RequestedResources {
     /// Collects the names of each type. Leaves out types without names, except those of [`ADDRESSES`]: a request
     /// without names still gets the workloads of the node.
     pub fn new(names: impl IntoIterator<Item = (ResourceType, BTreeSet<SmolStr>)>) -> Self {
-        let is_kept = |(of, names): &(ResourceType, BTreeSet<_>)| !names.is_empty() || ADDRESSES.contains(of);
+        let is_kept = |(resource_type, names): &(ResourceType, BTreeSet<_>)| {
+            !names.is_empty() || ADDRESSES.contains(resource_type)
+        };
         let requested = names.into_iter().filter(is_kept);
         Self(
             requested

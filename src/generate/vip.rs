@@ -93,7 +93,7 @@ impl VipView {
     ///
     /// Parity (pilot/pkg/networking/core/listener_waypoint.go): a service without an address has [`UNSPECIFIED_IP`].
     pub fn virtual_addresses(&self, service: &Service) -> Vec<SmolStr> {
-        let mut addresses: Vec<SmolStr> = service.all().flat_map(|one| self.addresses(one)).collect();
+        let mut addresses: Vec<SmolStr> = service.all().flat_map(|member| self.addresses(member)).collect();
         addresses.sort();
         addresses.dedup();
         addresses

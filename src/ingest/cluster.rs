@@ -255,7 +255,10 @@ impl Cluster {
                 return;
             }
             for kind in std::mem::take(&mut self.unreported) {
-                let of_kind = self.received.iter().filter(|((of, _), _)| *of == kind);
+                let of_kind = self
+                    .received
+                    .iter()
+                    .filter(|((watched_kind, _), _)| *watched_kind == kind);
                 let newest = of_kind.map(|(_, version)| *version).max();
                 self.shared
                     .report
@@ -293,7 +296,10 @@ impl Cluster {
 
     /// Returns true if no object of a kind may be read.
     fn is_refused(&self, kind: Kind) -> bool {
-        let of_kind = self.watching.iter().filter(|((of, _), _)| *of == kind);
+        let of_kind = self
+            .watching
+            .iter()
+            .filter(|((watched_kind, _), _)| *watched_kind == kind);
         let mut watches = of_kind.map(|(_, watching)| watching).peekable();
         watches.peek().is_some() && watches.all(|watching| watching.is_refused)
     }
@@ -440,7 +446,10 @@ impl Cluster {
             self.shared.event_metrics.count(kind, &events);
         }
         for (kind, resource) in served {
-            let watched = self.watching.iter().find(|((of, _), _)| *of == kind);
+            let watched = self
+                .watching
+                .iter()
+                .find(|((watched_kind, _), _)| *watched_kind == kind);
             if watched.is_none_or(|(_, watching)| watching.resource != resource) {
                 self.watch(kind, &resource);
             }

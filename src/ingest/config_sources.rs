@@ -267,7 +267,9 @@ impl Merged {
                     whole.insert(source);
                 }
                 Change::RemoveCluster(cluster) => {
-                    let rows = self.stores[store].iter().filter(|((of, _), _)| *of == cluster);
+                    let rows = self.stores[store]
+                        .iter()
+                        .filter(|((source_cluster, _), _)| *source_cluster == cluster);
                     let gone: Vec<_> = rows
                         .flat_map(|(source, rows)| rows.keys().map(move |key| (source.clone(), key.clone())))
                         .collect();

@@ -659,7 +659,7 @@ impl Remote {
     }
 
     fn time_out(&mut self, now: Instant) {
-        if self.declared_by.take_if(|by| *by <= now).is_some() {
+        if self.declared_by.take_if(|deadline| *deadline <= now).is_some() {
             self.is_late = true;
             self.is_changed = true;
             tracing::error!(timeout = ?self.settings.timeout, "starting without the remote clusters of the folder");

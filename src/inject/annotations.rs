@@ -163,8 +163,8 @@ fn interfaces(name: &str, list: &str) -> Result<(), String> {
 
 fn quantity(name: &str, value: &str) -> Result<(), String> {
     // Spaces around a quantity are valid in JSON only.
-    let is_valid =
-        !value.contains(|it: char| it.is_control() || it.is_whitespace()) && canonical_quantity(value).is_some();
+    let is_valid = !value.contains(|character: char| character.is_control() || character.is_whitespace())
+        && canonical_quantity(value).is_some();
     ensure(is_valid, || {
         format!("{name} invalid: {value:?} is not a quantity such as 100m or 1Gi")
     })

@@ -123,7 +123,7 @@ fn document(key: &'static str, text: &str) -> Result<serde_json::Map<String, Jso
         column,
         message,
     };
-    let text = yaml::text(text.as_bytes()).map_err(|it| error(it.line, it.column, it.message))?;
+    let text = yaml::text(text.as_bytes()).map_err(|problem| error(problem.line, problem.column, problem.message))?;
     let documents = yaml::documents(text);
     let Some(document) = documents.first() else {
         return Ok(serde_json::Map::new());
@@ -132,7 +132,7 @@ fn document(key: &'static str, text: &str) -> Result<serde_json::Map<String, Jso
         Ok(Json::Object(fields)) => Ok(fields),
         Ok(Json::Null) => Ok(serde_json::Map::new()),
         Ok(_) => Err(error(document.line, 0, "must be a mapping".to_owned())),
-        Err(it) => Err(error(it.line, it.column, it.message)),
+        Err(problem) => Err(error(problem.line, problem.column, problem.message)),
     }
 }
 
@@ -308,7 +308,9 @@ impl Values {
             Some(other) => other.to_string(),
         };
         let image_type = image_type.unwrap_or_else(|| self.text(VARIANT));
-        let base = ["-distroless", "-debug"].iter().find_map(|it| tag.strip_suffix(it));
+        let base = ["-distroless", "-debug"]
+            .iter()
+            .find_map(|suffix| tag.strip_suffix(suffix));
         let tag = match image_type {
             "" => tag.clone(),
             "default" => base.unwrap_or(&tag).to_owned(),

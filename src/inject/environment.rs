@@ -235,7 +235,9 @@ pub fn kubelet_minor(version: &str) -> u32 {
 
 fn written_minor(version: &str) -> Option<u32> {
     let (major, rest) = version.trim_start_matches('v').split_once('.')?;
-    let end = rest.find(|it: char| !it.is_ascii_digit()).unwrap_or(rest.len());
+    let end = rest
+        .find(|character: char| !character.is_ascii_digit())
+        .unwrap_or(rest.len());
     major.parse::<u32>().ok()?;
     rest[..end].parse().ok()
 }

@@ -228,7 +228,7 @@ pub fn parameters_name(gateway: &Json) -> Result<Option<&str>, GatewayError> {
     const FIELD: &str = "spec.infrastructure.parametersRef";
     let Some(reference) = gateway
         .pointer("/spec/infrastructure/parametersRef")
-        .filter(|it| it.is_object())
+        .filter(|reference| reference.is_object())
     else {
         return Ok(None);
     };

@@ -71,8 +71,8 @@ impl Overlay {
     /// Merges the overlay into a pod.
     pub(super) fn merged_into(&self, pod: Json) -> Result<Json, InjectError> {
         let error = |error: &dyn std::fmt::Display| InjectError::overlay(&self.template, error.to_string());
-        let merged = merge("Pod", pod, self.value.clone()).map_err(|it| error(&it))?;
-        canonical("Pod", merged, Form::Sparse).map_err(|it| error(&it))
+        let merged = merge("Pod", pod, self.value.clone()).map_err(|cause| error(&cause))?;
+        canonical("Pod", merged, Form::Sparse).map_err(|cause| error(&cause))
     }
 
     /// Merges the overlay into an empty pod.

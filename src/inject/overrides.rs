@@ -65,7 +65,7 @@ pub(super) fn restored(mut pod: Json) -> Result<Json, InjectError> {
         let mut present: BTreeSet<&str> = pod::list(&pod, field).iter().map(pod::name).collect();
         let missing = containers(&kept, field)
             .iter()
-            .filter(|it| present.insert(pod::name(it)));
+            .filter(|container| present.insert(pod::name(container)));
         let missing: Vec<Json> = missing.cloned().collect();
         if !missing.is_empty() {
             pod::list_mut(&mut pod, field).extend(missing);
@@ -235,7 +235,9 @@ pub(super) fn clear_assigned_user(pod: &mut Json) {
     } else {
         users.contains(&of_sidecar)
     };
-    if is_shared && let Some(Json::Object(context)) = pod::sidecar_mut(pod).and_then(|it| it.get_mut("securityContext"))
+    if is_shared
+        && let Some(Json::Object(context)) =
+            pod::sidecar_mut(pod).and_then(|sidecar| sidecar.get_mut("securityContext"))
     {
         context.remove("runAsUser");
         context.remove("runAsGroup");

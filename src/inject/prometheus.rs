@@ -19,7 +19,10 @@ enum Setting {
 /// Returns the setting of an annotation. Prometheus sees all other characters than letters and digits as `_`.
 fn setting(name: &str) -> Option<Setting> {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || character == '_';
-    let name: String = name.chars().map(|it| if is_plain(it) { it } else { '_' }).collect();
+    let name: String = name
+        .chars()
+        .map(|character| if is_plain(character) { character } else { '_' })
+        .collect();
     match name.as_str() {
         "prometheus_io_scrape" => Some(Setting::Scrape),
         "prometheus_io_path" => Some(Setting::Path),

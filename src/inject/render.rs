@@ -73,7 +73,9 @@ fn move_to_init_containers(pod: &mut Json) {
         return;
     }
     let containers = std::mem::take(pod::list_mut(pod, pod::CONTAINERS));
-    let (moved, kept): (Vec<Json>, Vec<Json>) = containers.into_iter().partition(|it| pod::name(it) == pod::PROXY);
+    let (moved, kept): (Vec<Json>, Vec<Json>) = containers
+        .into_iter()
+        .partition(|container| pod::name(container) == pod::PROXY);
     *pod::list_mut(pod, pod::CONTAINERS) = kept;
     pod::list_mut(pod, pod::INIT_CONTAINERS).extend(moved);
 }

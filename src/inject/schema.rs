@@ -209,7 +209,7 @@ impl Table {
 
 impl Field {
     fn parse(text: &'static str, positions: &Positions) -> Option<Self> {
-        let (name, of) = text.split_once(':')?;
+        let (name, type_text) = text.split_once(':')?;
         let (name, presence) = match name.strip_suffix('!') {
             Some(name) => (name, Presence::Required),
             None => (name, Presence::Optional),
@@ -230,7 +230,7 @@ impl Field {
         Some(Self {
             json,
             go,
-            of: Type::parse(of, positions),
+            of: Type::parse(type_text, positions),
             merge,
             presence,
         })

@@ -214,13 +214,13 @@ impl WatchHealth {
     fn idle(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Self {
         // Selectors may be long, and there may be many.
         let label = resource.split('?').next().unwrap_or_default();
-        let of = |counter: &IntCounterVec| counter.with_label_values(&[cluster.as_str(), label]);
+        let labelled = |counter: &IntCounterVec| counter.with_label_values(&[cluster.as_str(), label]);
         Self {
             cluster: SmolStr::new(cluster.as_str()),
             resource: SmolStr::new(resource),
-            silent: of(&metrics.silent),
-            restarts: of(&metrics.restarts),
-            undecodable: of(&metrics.undecodable),
+            silent: labelled(&metrics.silent),
+            restarts: labelled(&metrics.restarts),
+            undecodable: labelled(&metrics.undecodable),
             errors: metrics.errors.with_label_values(&[cluster.as_str()]),
             is_stored: false,
             recovery: metrics.watches.recovery(cluster),

@@ -221,7 +221,7 @@ impl Scopes {
     /// Returns the settings of a scope.
     pub fn state(&self, index: usize) -> ScopeState {
         let state = &self.states[index];
-        let level = |of: &AtomicU8| Level::ORDERED[usize::from(of.load(Ordering::Relaxed))];
+        let level = |stored: &AtomicU8| Level::ORDERED[usize::from(stored.load(Ordering::Relaxed))];
         ScopeState {
             output: level(&state.output),
             stack_trace: level(&state.stack_trace),

@@ -178,8 +178,8 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
     let service = mesh.services.get(cx, key)?;
     let endpoints = &mesh.endpoints.get(cx, key)?.endpoints;
     let identities: BTreeSet<&SmolStr> = endpoints.iter().map(|endpoint| &endpoint.origin.identity).collect();
-    let is_dns = service.all().any(|one| one.resolution.is_dns());
-    let headless = if service.all().any(|one| one.resolution == Resolution::Passthrough) {
+    let is_dns = service.all().any(|member| member.resolution.is_dns());
+    let headless = if service.all().any(|member| member.resolution == Resolution::Passthrough) {
         &**endpoints
     } else {
         &[]
@@ -222,7 +222,7 @@ fn port_traits(service: &Service, endpoints: &[Endpoint]) -> BTreeMap<u32, PortT
         let traits = found.into_iter().flatten().copied().reduce(PortTraits::with)?;
         Some((port.number, traits))
     };
-    let ports = service.all().flat_map(|one| &one.ports);
+    let ports = service.all().flat_map(|member| &member.ports);
     ports.filter_map(of_port).collect()
 }
 

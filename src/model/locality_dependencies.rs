@@ -46,11 +46,11 @@ pub enum LocationAttribute {
 
 /// Emits the attributes that the endpoints of a service depend on without a DestinationRule.
 pub fn of_service(_key: &ServiceKey, service: &Service, emit: &mut dyn FnMut(LocationAttribute)) {
-    for one in service.all() {
-        if one.node_local {
+    for member in service.all() {
+        if member.node_local {
             emit(LocationAttribute::Node);
         }
-        let labels: &[&[&str]] = match one.traffic_distribution {
+        let labels: &[&[&str]] = match member.traffic_distribution {
             TrafficDistribution::Any => &[],
             TrafficDistribution::PreferSameZone => &[ZONE_LABELS],
             TrafficDistribution::PreferSameNode => &[ZONE_LABELS, NODE_LABELS],

@@ -225,7 +225,7 @@ fn waypoint_targets<'a>(
     root: &'a Namespace,
     gateway: &'a SmolStr,
 ) -> impl Iterator<Item = PolicyTarget> + use<'a> {
-    let of = |kind, name| PolicyTarget {
+    let target = |kind, name| PolicyTarget {
         namespace: namespace.clone(),
         kind,
         name,
@@ -234,9 +234,9 @@ fn waypoint_targets<'a>(
         .services
         .iter()
         .filter(|service| service.namespace == *namespace);
-    let services = services.map(move |service| of(service.kind(), service.name.clone()));
-    let own = (subject.namespace == *namespace).then(|| of(TargetKind::Gateway, gateway.clone()));
-    let class = (root == namespace).then(|| of(TargetKind::GatewayClass, SmolStr::new_static(WAYPOINT_CLASS)));
+    let services = services.map(move |service| target(service.kind(), service.name.clone()));
+    let own = (subject.namespace == *namespace).then(|| target(TargetKind::Gateway, gateway.clone()));
+    let class = (root == namespace).then(|| target(TargetKind::GatewayClass, SmolStr::new_static(WAYPOINT_CLASS)));
     services.chain(own).chain(class)
 }
 
@@ -293,10 +293,10 @@ fn refers(
     gateway: &str,
 ) -> bool {
     let serves = |registry: Registry| {
-        let of = |service: &TargetService| {
+        let is_target = |service: &TargetService| {
             service.registry == registry && service.name == target.name && service.namespace == *namespace
         };
-        subject.is_waypoint && subject.services.iter().any(of)
+        subject.is_waypoint && subject.services.iter().any(is_target)
     };
     match TargetKind::of(target) {
         Some(TargetKind::Service) => serves(Registry::Kubernetes),

@@ -48,12 +48,12 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
 /// Returns the first different references, and says so if there are more.
 fn few(all: impl Iterator<Item = Missing>) -> BTreeSet<Missing> {
     let mut found: BTreeSet<Missing> = BTreeSet::new();
-    for one in all {
-        if found.len() == MAX_OF_OBJECT && !found.contains(&one) {
+    for missing in all {
+        if found.len() == MAX_OF_OBJECT && !found.contains(&missing) {
             found.insert(("spec", "further references are missing".to_owned()));
             break;
         }
-        found.insert(one);
+        found.insert(missing);
     }
     found
 }

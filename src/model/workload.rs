@@ -103,7 +103,7 @@ impl Origin {
 
 /// Returns the workloads that changes of Pods or WorkloadEntries affect.
 pub fn candidates(inputs: &InputWriters) -> Vec<WorkloadKey> {
-    let of = |source: WorkloadSource, object: &ObjectKey| WorkloadKey {
+    let workload_key = |source: WorkloadSource, object: &ObjectKey| WorkloadKey {
         source,
         object: object.clone(),
     };
@@ -111,12 +111,12 @@ pub fn candidates(inputs: &InputWriters) -> Vec<WorkloadKey> {
         .pods
         .changes()
         .iter()
-        .map(|(key, ..)| of(WorkloadSource::Pod, key));
+        .map(|(key, ..)| workload_key(WorkloadSource::Pod, key));
     let entries = inputs
         .workload_entries
         .changes()
         .iter()
-        .map(|(key, ..)| of(WorkloadSource::WorkloadEntry, key));
+        .map(|(key, ..)| workload_key(WorkloadSource::WorkloadEntry, key));
     pods.chain(entries).collect()
 }
 

@@ -43,12 +43,12 @@ impl Exporting {
             "Spans of own traces, by result of the export.",
             &["result"],
         )?;
-        let of = |result| spans.with_label_values(&[result]);
+        let counter = |result| spans.with_label_values(&[result]);
         Ok(Self {
             held: Arc::default(),
-            exported: of("exported"),
-            failed: of("failed"),
-            dropped: of("dropped"),
+            exported: counter("exported"),
+            failed: counter("failed"),
+            dropped: counter("dropped"),
             tasks,
             runtime,
         })

@@ -155,7 +155,7 @@ impl Condition {
             .into_iter()
             .flatten()
             .cloned()
-            .partition(|one| one["type"] == CONDITION);
+            .partition(|condition| condition["type"] == CONDITION);
         let mut written = json!({
             "type": CONDITION, "status": self.status, "reason": self.reason, "message": self.message,
             "observedGeneration": self.generation, "lastTransitionTime": now,
@@ -197,7 +197,7 @@ enum Present {
 impl Seen {
     fn of(observed: &Observed) -> Self {
         let mut conditions = observed.status["conditions"].as_array().into_iter().flatten();
-        let condition = match conditions.find(|one| one["type"] == CONDITION) {
+        let condition = match conditions.find(|condition| condition["type"] == CONDITION) {
             None => Present::Absent,
             Some(own) if own["observedGeneration"] != observed.generation => Present::Earlier,
             Some(own) if own["status"] == "True" => Present::Done,

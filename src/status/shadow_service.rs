@@ -184,16 +184,16 @@ impl Controller {
             metadata_only: true,
             ..WatchTarget::all(resource(kind.group(), kind.version(), kind.name(), "inferencepools"))
         };
-        let of = cluster.clone();
-        self.watches.open(kind, pools, move |object| Seen::pool(&of, object));
+        let pool_cluster = cluster.clone();
+        self.watches
+            .open(kind, pools, move |object| Seen::pool(&pool_cluster, object));
         let services = WatchTarget {
             namespace: only,
             labels: Some(POOL_LABEL.to_owned()),
             ..WatchTarget::all(resource("", "v1", "Service", "services"))
         };
-        let of = cluster;
         self.watches
-            .open(Kind::Service, services, move |object| Seen::service(&of, object));
+            .open(Kind::Service, services, move |object| Seen::service(&cluster, object));
     }
 
     /// Returns true if all inputs are known and a writer is free.

@@ -256,8 +256,8 @@ impl Reconciler {
             return (is_done, deferred);
         };
         let policy = self.policy;
-        let of = |(name, found): (&SmolStr, &Value)| (name.clone(), plan::patched(found, bundle, policy));
-        let planned: Vec<_> = self.configurations.iter().map(of).collect();
+        let change = |(name, found): (&SmolStr, &Value)| (name.clone(), plan::patched(found, bundle, policy));
+        let planned: Vec<_> = self.configurations.iter().map(change).collect();
         for (name, patched) in planned {
             match patched {
                 Ok(None) => {}

@@ -388,7 +388,7 @@ impl<'a> State<'a, '_, '_> {
         let variables = &branch.pipe.variables;
         let pair = match variables.as_slice() {
             [] => None,
-            [one] => Some((one, None)),
+            [only] => Some((only, None)),
             [first, second, ..] => Some((second, Some(first))),
         };
         if let Some((of_element, of_index)) = pair {

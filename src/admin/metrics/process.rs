@@ -48,12 +48,12 @@ pub(in crate::admin) struct Memory {
 /// Reads the memory of the process.
 pub(in crate::admin) fn memory_bytes() -> Memory {
     let text = read("status");
-    let of = |field: &str| status(&text, field).unwrap_or_default() as u64;
+    let bytes = |field: &str| status(&text, field).unwrap_or_default() as u64;
     Memory {
-        heap: of("RssAnon"),
-        reserved: of("VmData"),
-        stack: of("VmStk"),
-        all: of("VmSize"),
+        heap: bytes("RssAnon"),
+        reserved: bytes("VmData"),
+        stack: bytes("VmStk"),
+        all: bytes("VmSize"),
     }
 }
 
@@ -71,7 +71,7 @@ fn traffic(netstat: &str) -> Option<(u64, u64)> {
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt:"));
     let (names, values) = (lines.next()?, lines.next()?);
     let field = |name: &str| {
-        let at = names.split_whitespace().position(|of| of == name)?;
+        let at = names.split_whitespace().position(|column| column == name)?;
         values.split_whitespace().nth(at)?.parse::<u64>().ok()
     };
     Some((field("InOctets")?, field("OutOctets")?))

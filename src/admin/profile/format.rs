@@ -177,9 +177,9 @@ impl Builder {
         });
     }
 
-    fn value_type(&mut self, (of, unit): (&str, &str)) -> ValueType {
+    fn value_type(&mut self, (name, unit): (&str, &str)) -> ValueType {
         ValueType {
-            r#type: self.string(of),
+            r#type: self.string(name),
             unit: self.string(unit),
         }
     }
@@ -260,7 +260,10 @@ impl Profile {
     /// Returns the sum of the values of a kind over the stacks with this function, or over all stacks.
     pub(super) fn sum(&self, kind: &str, function: Option<&str>) -> i64 {
         let text = |index: i64| self.string_table[index as usize].as_str();
-        let position = self.sample_type.iter().position(|one| text(one.r#type) == kind);
+        let position = self
+            .sample_type
+            .iter()
+            .position(|value_type| text(value_type.r#type) == kind);
         let position = position.expect("a kind of the profile");
         let names = |id: &u64| {
             let lines = self.location[*id as usize - 1].line.iter();

@@ -22,7 +22,10 @@ pub(in crate::analyze) fn credentials(mesh: &Mesh, report: &mut Report) {
     for gateway in mesh.of(Kind::Gateway) {
         let selector = labels(gateway.spec("selector"));
         let pod = mesh.pods(None, &selector).next();
-        let Some(namespace) = pod.map(|pod| pod.namespace.as_str()).filter(|it| !it.is_empty()) else {
+        let Some(namespace) = pod
+            .map(|pod| pod.namespace.as_str())
+            .filter(|namespace| !namespace.is_empty())
+        else {
             missing_pods(gateway, &selector, report);
             continue;
         };
@@ -35,7 +38,7 @@ pub(in crate::analyze) fn credentials(mesh: &Mesh, report: &mut Report) {
             let path = format!("{path}.tls.credentialName");
             match mesh
                 .find(Kind::Secret, namespace, name)
-                .map(|it| check(it, mesh.settings.now))
+                .map(|secret| check(secret, mesh.settings.now))
             {
                 None => {
                     let text = format!("{path}: namespace {namespace} has no Secret {name}");

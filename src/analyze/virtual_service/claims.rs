@@ -52,7 +52,7 @@ fn claim(service: &Object) -> Option<&str> {
     let matches = items(service.spec("http"))
         .iter()
         .flat_map(|route| items(&route["match"]));
-    let headers = matches.flat_map(|it| [&it["headers"], &it["withoutHeaders"]]);
+    let headers = matches.flat_map(|request| [&request["headers"], &request["withoutHeaders"]]);
     let names = headers.filter_map(Value::as_object).flat_map(|headers| headers.keys());
     names.map(String::as_str).find(|name| claim_path(name).is_some())
 }

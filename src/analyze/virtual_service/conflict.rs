@@ -34,7 +34,11 @@ pub(in crate::analyze) fn conflicts(mesh: &Mesh, report: &mut Report) {
         if all.len() < 2 {
             continue;
         }
-        let mut names: BTreeSet<String> = all.iter().take(MAX_NAMES + 1).map(|it| it.full_name()).collect();
+        let mut names: BTreeSet<String> = all
+            .iter()
+            .take(MAX_NAMES + 1)
+            .map(|object| object.full_name())
+            .collect();
         if names.len() > MAX_NAMES {
             names.pop_last();
             names.insert("and others".to_owned());

@@ -183,11 +183,13 @@ pub fn adds_few_headers(route: &HttpRoute) -> bool {
     let count = |operations: Option<&HeaderOperations>| {
         let names = operations
             .into_iter()
-            .flat_map(|one| one.set.keys().chain(one.add.keys()));
+            .flat_map(|operations| operations.set.keys().chain(operations.add.keys()));
         names.filter(|name| !is_internal(name)).count()
     };
     let added = |headers: Option<&Headers>| {
-        let operations = headers.map_or([None; 2], |one| [one.request.as_ref(), one.response.as_ref()]);
+        let operations = headers.map_or([None; 2], |headers| {
+            [headers.request.as_ref(), headers.response.as_ref()]
+        });
         operations.map(count)
     };
     let own = added(route.headers.as_deref());

@@ -213,17 +213,17 @@ fn extension_providers(at: &FieldPath<'_>, providers: &[ExtensionProvider]) {
 /// Parity (pkg/config/validation/agent/extensionprovider.go).
 fn extension_provider(at: &FieldPath<'_>, provider: &Extension) {
     let (kind, service, port) = match provider {
-        Extension::EnvoyExtAuthzHttp(it) => ("envoyExtAuthzHttp", &it.service, it.port),
-        Extension::EnvoyExtAuthzGrpc(it) => ("envoyExtAuthzGrpc", &it.service, it.port),
-        Extension::Zipkin(it) => ("zipkin", &it.service, it.port),
-        Extension::Lightstep(it) => ("lightstep", &it.service, it.port),
-        Extension::Datadog(it) => ("datadog", &it.service, it.port),
-        Extension::Opencensus(it) => ("opencensus", &it.service, it.port),
-        Extension::Skywalking(it) => ("skywalking", &it.service, it.port),
-        Extension::Opentelemetry(it) => ("opentelemetry", &it.service, it.port),
-        Extension::EnvoyHttpAls(it) => ("envoyHttpAls", &it.service, it.port),
-        Extension::EnvoyTcpAls(it) => ("envoyTcpAls", &it.service, it.port),
-        Extension::EnvoyOtelAls(it) => ("envoyOtelAls", &it.service, it.port),
+        Extension::EnvoyExtAuthzHttp(settings) => ("envoyExtAuthzHttp", &settings.service, settings.port),
+        Extension::EnvoyExtAuthzGrpc(settings) => ("envoyExtAuthzGrpc", &settings.service, settings.port),
+        Extension::Zipkin(settings) => ("zipkin", &settings.service, settings.port),
+        Extension::Lightstep(settings) => ("lightstep", &settings.service, settings.port),
+        Extension::Datadog(settings) => ("datadog", &settings.service, settings.port),
+        Extension::Opencensus(settings) => ("opencensus", &settings.service, settings.port),
+        Extension::Skywalking(settings) => ("skywalking", &settings.service, settings.port),
+        Extension::Opentelemetry(settings) => ("opentelemetry", &settings.service, settings.port),
+        Extension::EnvoyHttpAls(settings) => ("envoyHttpAls", &settings.service, settings.port),
+        Extension::EnvoyTcpAls(settings) => ("envoyTcpAls", &settings.service, settings.port),
+        Extension::EnvoyOtelAls(settings) => ("envoyOtelAls", &settings.service, settings.port),
         Extension::Stackdriver(_) | Extension::Prometheus(_) | Extension::EnvoyFileAccessLog(_) | Extension::Sds(_) => {
             return;
         }

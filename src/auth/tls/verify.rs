@@ -150,8 +150,8 @@ impl TrustPoolVerifier {
     fn verifiers(&self) -> Arc<PoolVerifiers> {
         let pools = self.pools.borrow().clone();
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, verifiers)) = &*built
-            && Arc::ptr_eq(of, &pools)
+        if let Some((built_for, verifiers)) = &*built
+            && Arc::ptr_eq(built_for, &pools)
         {
             return verifiers.clone();
         }

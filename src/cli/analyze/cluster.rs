@@ -80,7 +80,7 @@ async fn clusters(flags: &AnalyzeFlags, namespace: Option<&str>) -> Result<Sourc
         "" | "default" => "istio".to_owned(),
         revision => format!("istio-{revision}"),
     };
-    let is_config = |it: &&Object| it.kind == Kind::ConfigMap.into() && it.name == name;
+    let is_config = |object: &&Object| object.kind == Kind::ConfigMap.into() && object.name == name;
     let config = source.objects.iter().find(is_config);
     let key = |key: &str| Some(config?.manifest["data"][key].as_str()?.to_owned());
     (source.mesh_config, source.mesh_networks) = (key("mesh"), key("meshNetworks"));

@@ -121,25 +121,25 @@ fn of_condition(condition: &Condition) -> Match {
 }
 
 fn matches(values: &[String]) -> Vec<StringMatch> {
-    let one = |value: &String| match (value.as_str(), value.strip_prefix('*'), value.strip_suffix('*')) {
+    let matcher = |value: &String| match (value.as_str(), value.strip_prefix('*'), value.strip_suffix('*')) {
         ("*", ..) => presence(),
         (_, Some(suffix), _) => string_match(MatchType::Suffix(suffix.to_owned())),
         (_, _, Some(prefix)) => string_match(MatchType::Prefix(prefix.to_owned())),
         (exact, ..) => string_match(MatchType::Exact(exact.to_owned())),
     };
-    values.iter().map(one).collect()
+    values.iter().map(matcher).collect()
 }
 
 /// Converts `NAMESPACE/NAME`, or a name in the namespace of the policy.
 fn accounts(values: &[String], namespace: &Namespace) -> Vec<ServiceAccountMatch> {
-    let one = |value: &String| {
+    let account = |value: &String| {
         let (namespace, name) = value.split_once('/').unwrap_or((namespace.as_str(), value));
         ServiceAccountMatch {
             namespace: namespace.to_owned(),
             service_account: name.to_owned(),
         }
     };
-    values.iter().map(one).collect()
+    values.iter().map(account).collect()
 }
 
 fn ports(values: &[String]) -> Vec<u32> {
@@ -149,12 +149,12 @@ fn ports(values: &[String]) -> Vec<u32> {
 
 fn addresses(values: &[String]) -> Vec<Address> {
     let parsed = values.iter().filter_map(|value| cidr::parse(value));
-    let one = |net: IpNet| Address {
+    let address = |net: IpNet| Address {
         address: match net {
             IpNet::V4(net) => net.addr().octets().to_vec().into(),
             IpNet::V6(net) => net.addr().octets().to_vec().into(),
         },
         length: u32::from(net.prefix_len()),
     };
-    parsed.map(one).collect()
+    parsed.map(address).collect()
 }

@@ -130,7 +130,7 @@ fn denial(name: String, namespace: &Namespace, groups: Vec<Group>) -> Authorizat
 
 /// Returns a group in which all of these must match.
 fn group(all: Vec<Match>) -> Group {
-    let rules = all.into_iter().map(|one| Rules { matches: vec![one] });
+    let rules = all.into_iter().map(|matched| Rules { matches: vec![matched] });
     Group { rules: rules.collect() }
 }
 

@@ -211,8 +211,10 @@ fn originate(ctx: &BuildContext, selected: &Selected) -> Option<StaticCluster> {
 
 impl StaticKey {
     fn lacking_notes(&self, ctx: &BuildContext) -> Vec<Note> {
-        let note = |(one, filter): &(PatchRef, SmolStr)| {
-            let patch = patch::resolve(ctx, std::slice::from_ref(one)).into_iter().next()?;
+        let note = |(reference, filter): &(PatchRef, SmolStr)| {
+            let patch = patch::resolve(ctx, std::slice::from_ref(reference))
+                .into_iter()
+                .next()?;
             Some(set::missing(patch, filter))
         };
         self.lacking.iter().filter_map(note).collect()

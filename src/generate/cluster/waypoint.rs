@@ -88,7 +88,7 @@ impl WaypointClusterPart {
             // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): a service that the waypoint's namespace does not
             // see has clusters, but no endpoints.
             let own = listing.listed.into_iter();
-            listed.extend(own.filter(|one| is_visible || matches!(one, ClusterResource::Cluster(_))));
+            listed.extend(own.filter(|resource| is_visible || matches!(resource, ClusterResource::Cluster(_))));
         }
         listed
     }

@@ -405,7 +405,7 @@ impl Target<'_> {
     /// are reached by mutual TLS all the same, unless HBONE is preferred. Waypoints have no mutual TLS.
     fn is_tunnelled(&self, ctx: &BuildContext, endpoint: &Endpoint) -> bool {
         let managed = endpoint.origin.labels.get(MANAGED_LABEL);
-        let is_waypoint = managed.is_some_and(|by| by == MESH_CONTROLLER);
+        let is_waypoint = managed.is_some_and(|controller| controller == MESH_CONTROLLER);
         let prefers_tls = !self.mode.is_vip() && !ctx.mesh.installation.features.pilot_prefer_sending_hbone;
         let has_sidecar = endpoint.origin.accepts_mutual_tls();
         (is_waypoint || endpoint.supports_tunnel()) && !(has_sidecar && prefers_tls)

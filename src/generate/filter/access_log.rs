@@ -323,9 +323,9 @@ fn access_log(name: &str, config: Any, mut filters: Vec<AccessLogFilter>) -> Acc
 }
 
 fn filters(place: LogPosition, log: &Logging) -> Vec<AccessLogFilter> {
-    let expression = log.filter.map(|by| {
+    let expression = log.filter.map(|declared| {
         let config = ExpressionFilter {
-            expression: by.expression.clone(),
+            expression: declared.expression.clone(),
             ..Default::default()
         };
         filter(FilterSpecifier::ExtensionFilter(ExtensionFilter {

@@ -346,14 +346,14 @@ impl FilterProxyView {
             ForwardClientCertDetails::AlwaysForwardOnly => EnvoyForwardClientCert::AlwaysForwardOnly,
         };
         let set = self.proxy_headers.set_current_client_cert_details.as_ref();
-        let of = |field: fn(&MeshClientCert) -> Option<bool>, default: bool| set.and_then(field).unwrap_or(default);
+        let detail = |field: fn(&MeshClientCert) -> Option<bool>, default: bool| set.and_then(field).unwrap_or(default);
         manager.forward_client_cert_details = forward as i32;
         manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
-            subject: Some(of(|set| set.subject, true)),
-            cert: of(|set| set.cert, false),
-            chain: of(|set| set.chain, false),
-            dns: of(|set| set.dns, true),
-            uri: of(|set| set.uri, true),
+            subject: Some(detail(|set| set.subject, true)),
+            cert: detail(|set| set.cert, false),
+            chain: detail(|set| set.chain, false),
+            dns: detail(|set| set.dns, true),
+            uri: detail(|set| set.uri, true),
             ..Default::default()
         });
     }

@@ -103,8 +103,10 @@ impl Context<'_> {
             );
             if !settings.tls_certificates.is_empty() {
                 let several = settings.tls_certificates.iter();
-                let secrets =
-                    several.map(|one| self.files(&one.server_certificate, &one.private_key, "").certificate());
+                let secrets = several.map(|certificate| {
+                    self.files(&certificate.server_certificate, &certificate.private_key, "")
+                        .certificate()
+                });
                 common.tls_certificate_sds_secret_configs = secrets.collect();
             }
         }

@@ -45,7 +45,8 @@ impl<'a> ClusterPatches<'a> {
         let changes = resolve_each(ctx, refs).filter(|(_, patch)| {
             patch.is_for(context) && matches!(patch.operation, Operation::Merge | Operation::Remove)
         });
-        let (refs, patches): (Vec<PatchRef>, Vec<&Patch>) = changes.map(|(one, patch)| (one.clone(), patch)).unzip();
+        let (refs, patches): (Vec<PatchRef>, Vec<&Patch>) =
+            changes.map(|(reference, patch)| (reference.clone(), patch)).unzip();
         let mut sorted = Self {
             refs: refs.into(),
             patches,
@@ -142,7 +143,7 @@ pub fn apply(
 /// Returns the patches that add a cluster in a context.
 pub fn additions(ctx: &BuildContext, refs: &[PatchRef], context: PatchContext) -> Vec<PatchRef> {
     let added = resolve_each(ctx, refs).filter(|(_, patch)| patch.adds_in(context));
-    added.map(|(one, _)| one.clone()).collect()
+    added.map(|(reference, _)| reference.clone()).collect()
 }
 
 /// Returns the EDS names that Envoy will request because of a patch.
@@ -199,7 +200,7 @@ fn merge_socket(cluster: &mut Cluster, socket: TransportSocket) -> Result<(), Me
         cluster.transport_socket.as_mut().filter(|own| own.name == socket.name)
     } else {
         let sockets = cluster.transport_socket_matches.iter_mut();
-        let mut sockets = sockets.filter_map(|one| one.transport_socket.as_mut());
+        let mut sockets = sockets.filter_map(|candidate| candidate.transport_socket.as_mut());
         let Some(found) = sockets.find(|own| own.name == socket.name) else {
             return Ok(());
         };

@@ -57,8 +57,8 @@ pub fn build_listener(
 /// Returns the listeners that patches add for a proxy.
 pub fn added(ctx: &BuildContext, proxy_type: ProxyType, patches: &Patches) -> Vec<PatchRef> {
     let contexts = super::contexts(proxy_type);
-    let adds = |one: &&PatchRef| {
-        let patch = resolve(ctx, std::slice::from_ref(*one));
+    let adds = |reference: &&PatchRef| {
+        let patch = resolve(ctx, std::slice::from_ref(*reference));
         patch
             .iter()
             .any(|patch| patch.apply_to == ApplyTo::Listener && contexts.iter().any(|context| patch.adds_in(*context)))

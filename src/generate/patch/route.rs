@@ -96,7 +96,8 @@ impl<'a> RoutePatchList<'a> {
     /// Sorts the patches of a proxy.
     pub fn of(ctx: &BuildContext<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
         let counting = resolve_each(ctx, refs).filter(|(_, patch)| patch.is_for(context));
-        let (refs, patches): (Vec<PatchRef>, Vec<&Patch>) = counting.map(|(one, patch)| (one.clone(), patch)).unzip();
+        let (refs, patches): (Vec<PatchRef>, Vec<&Patch>) =
+            counting.map(|(reference, patch)| (reference.clone(), patch)).unzip();
         let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         let mut rest = Vec::new();
         for (index, patch) in patches.iter().enumerate() {

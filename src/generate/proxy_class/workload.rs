@@ -165,11 +165,11 @@ fn labels_of_pod(ctx: &BuildContext, proxy: &Proxy, pod: &Pod) -> Option<Labels>
 /// Parity (pilot/pkg/xds/ads.go, `localityFromProxyLabels`): `.` stands for `/` only in labels of the registry, which
 /// also derives topology labels from them.
 fn locality(labels: &Labels) -> Option<SmolStr> {
-    let of = |key: &str| labels.get(key).map(SmolStr::as_str);
+    let label = |key: &str| labels.get(key).map(SmolStr::as_str);
     let parts = [
-        of("topology.kubernetes.io/region"),
-        of("topology.kubernetes.io/zone"),
-        of("topology.istio.io/subzone"),
+        label("topology.kubernetes.io/region"),
+        label("topology.kubernetes.io/zone"),
+        label("topology.istio.io/subzone"),
     ];
     if parts.iter().all(Option::is_none) {
         return workload::locality_label(labels).cloned();

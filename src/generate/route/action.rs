@@ -154,10 +154,10 @@ pub(crate) fn forward(
     let reached = declared
         .route
         .iter()
-        .filter(|one| declared.route.len() == 1 || one.weight != 0);
+        .filter(|weighted| declared.route.len() == 1 || weighted.weight != 0);
     reached
-        .map(|one| {
-            let host = one
+        .map(|weighted| {
+            let host = weighted
                 .destination
                 .as_ref()
                 .map_or("", |destination| destination.host.as_str());

@@ -248,7 +248,11 @@ impl<'a> GatewayVirtualService<'a> {
         key: &'a ObjectKey,
         summary: &'a VirtualServiceSummary,
     ) -> Self {
-        let destinations: BTreeSet<&Hostname> = summary.destinations.iter().map(|one| &one.host).collect();
+        let destinations: BTreeSet<&Hostname> = summary
+            .destinations
+            .iter()
+            .map(|destination| &destination.host)
+            .collect();
         let targets = destinations
             .into_iter()
             .map(|host| part.target(ctx, scope, host, summary));
@@ -325,7 +329,11 @@ impl<'a> GatewayVirtualService<'a> {
     /// Returns true if a destination without a port has not exactly one, so that the server's port is meant.
     fn infers_ports(&self, ctx: &BuildContext) -> bool {
         *self.infers_ports.get_or_init(|| {
-            let mut inferred = self.summary.destinations.iter().filter(|one| one.port == 0);
+            let mut inferred = self
+                .summary
+                .destinations
+                .iter()
+                .filter(|destination| destination.port == 0);
             inferred.any(|destination| !self.has_sole_port(ctx, &destination.host))
         })
     }

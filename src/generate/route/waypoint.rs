@@ -143,7 +143,7 @@ pub(crate) fn to_cluster(ctx: &BuildContext, host: &WaypointHost, operation: &st
 fn targets(ctx: &BuildContext, port: &ServedPort, declared: &VirtualService) -> TargetMap {
     let namespace = declared.meta.namespace();
     let rows = declared.destinations.iter();
-    let hosts: BTreeSet<&Hostname> = rows.map(|one| &one.host).collect();
+    let hosts: BTreeSet<&Hostname> = rows.map(|destination| &destination.host).collect();
     let hosts = hosts.into_iter();
     hosts
         .map(|host| (host.clone(), target(ctx, port, host, namespace)))

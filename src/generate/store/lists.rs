@@ -93,7 +93,10 @@ impl Lists {
 
     /// Returns the lists that contain a resource.
     pub(super) fn containing(&self, key: &ResourceKey) -> impl Iterator<Item = &List> {
-        let entries = self.uses.get(key).filter_map(|one| self.entries.get(&one.list));
+        let entries = self
+            .uses
+            .get(key)
+            .filter_map(|list_use| self.entries.get(&list_use.list));
         entries.map(|entry| &entry.list)
     }
 
@@ -267,7 +270,10 @@ impl Lists {
             }
         }
         for (key, before) in before {
-            let uses = self.uses.get(key).filter(|one| !added.contains(&(**one, key)));
+            let uses = self
+                .uses
+                .get(key)
+                .filter(|list_use| !added.contains(&(**list_use, key)));
             for ListUse { list, resource_type } in uses.copied() {
                 edits.entry(list).or_default().push(Edit {
                     resource_type,

@@ -81,8 +81,9 @@ impl ListMaps {
     /// Changes single resources. Returns false if names collide: then the whole list must be assembled again.
     /// With whole lists, the push of an EndpointSlice takes 15 times the instructions (1,000 services; bench `steps`).
     pub(super) fn patch(&mut self, edits: &[Edit]) -> bool {
-        let concerns =
-            |resource: &Arc<EncodedResource>, of: ResourceType| self.contested.contains(&(of, resource.name.clone()));
+        let concerns = |resource: &Arc<EncodedResource>, resource_type: ResourceType| {
+            self.contested.contains(&(resource_type, resource.name.clone()))
+        };
         let is_contested = |edit: &Edit| {
             let mut versions = edit.before.iter().chain(&edit.after);
             versions.any(|resource| concerns(resource, edit.resource_type))

@@ -128,7 +128,9 @@ fn scope(
     pool: &ScopePool,
 ) -> Option<SidecarScope> {
     let own = |cx: &Cx| Some(pool.share(sidecar_scope::scope(cx, mesh, key)?));
-    let common = key.common().and_then(|of| common.get(cx, &of)?.all(key));
+    let common = key
+        .common()
+        .and_then(|common_key| common.get(cx, &common_key)?.all(key));
     debug_assert!(
         common.is_none() || common == own(&Cx::untracked()),
         "the common scope is not that of {key:?}"
@@ -143,7 +145,9 @@ fn tcp_scope(
     common: &Table<ScopeKey, CommonScope>,
     all: &Table<ScopeKey, SidecarScope>,
 ) -> Option<SidecarScope> {
-    let common = key.common().and_then(|of| common.get(cx, &of)?.tcp(key));
+    let common = key
+        .common()
+        .and_then(|common_key| common.get(cx, &common_key)?.tcp(key));
     common.or_else(|| Some(all.get(cx, key)?.without_http_routes(cx, mesh)))
 }
 

@@ -58,7 +58,9 @@ fn containers_of(containers: &Value) -> Vec<(String, String)> {
         _ => String::new(),
     };
     let items = list.items().iter();
-    items.map(|it| (field(it, "Name"), field(it, "Image"))).collect()
+    items
+        .map(|container| (field(container, "Name"), field(container, "Image")))
+        .collect()
 }
 
 struct Attributes<'a, 'b> {

@@ -70,13 +70,13 @@ pub(super) fn gateway(gateway: &Json) -> Result<(), GatewayError> {
 }
 
 /// Refuses control characters in the proxy's environment variables, which ProxyConfig resources of tenants set.
-pub(super) fn proxy_config(of: &Json, config: &ProxyConfig) -> Result<(), GatewayError> {
+pub(super) fn proxy_config(gateway: &Json, config: &ProxyConfig) -> Result<(), GatewayError> {
     for (name, value) in &config.proxy_metadata {
         if let Some(character) = [name, value].into_iter().find_map(|text| control_character(text)) {
             let message = format!("the variable {name:?} of its proxy contains the control character {character:?}");
             return Err(GatewayError {
                 field: "ProxyConfig".to_owned(),
-                ..invalid(of, "", message)
+                ..invalid(gateway, "", message)
             });
         }
     }

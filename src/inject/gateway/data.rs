@@ -29,8 +29,8 @@ const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
 /// Returns the labels and annotations of all objects: those of the infrastructure, or copies of the Gateway's.
 pub(super) fn metadata(request: &GatewayRequest<'_>) -> (Metadata, Metadata) {
     let infrastructure = request.gateway.pointer("/spec/infrastructure").unwrap_or(&Json::Null);
-    let of = |field: &str| {
-        if let Some(given) = infrastructure.get(field).filter(|it| it.is_object()) {
+    let entries = |field: &str| {
+        if let Some(given) = infrastructure.get(field).filter(|value| value.is_object()) {
             let mut given = texts(given);
             given.retain(|key, _| !key.starts_with(RESERVED));
             return given;
@@ -44,7 +44,7 @@ pub(super) fn metadata(request: &GatewayRequest<'_>) -> (Metadata, Metadata) {
             .map(texts)
             .unwrap_or_default()
     };
-    (of("labels"), of("annotations"))
+    (entries("labels"), entries("annotations"))
 }
 
 fn texts(object: &Json) -> Metadata {

@@ -44,7 +44,7 @@ fn parse(text: &str) -> Option<(i128, Format)> {
         Some(rest) => (-1, rest),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
     };
-    let end = unsigned.find(|it: char| !it.is_ascii_digit() && it != '.');
+    let end = unsigned.find(|character: char| !character.is_ascii_digit() && character != '.');
     let (number, suffix) = unsigned.split_at(end.unwrap_or(unsigned.len()));
     let (format, numerator, denominator) = scale(suffix)?;
     Some((sign * nanos(number, numerator, denominator)?, format))
@@ -52,10 +52,10 @@ fn parse(text: &str) -> Option<(i128, Format)> {
 
 /// Returns the family of a suffix, and its factor as a fraction.
 fn scale(suffix: &str) -> Option<(Format, i128, i128)> {
-    if let Some(power) = BINARY.iter().skip(1).position(|it| *it == suffix) {
+    if let Some(power) = BINARY.iter().skip(1).position(|known| *known == suffix) {
         return Some((Format::Binary, 1_i128 << (10 * (power + 1)), 1));
     }
-    if let Some(step) = DECIMAL.iter().position(|it| *it == suffix) {
+    if let Some(step) = DECIMAL.iter().position(|known| *known == suffix) {
         let (up, down) = if step >= 3 { (step - 3, 0) } else { (0, 3 - step) };
         return Some((Format::Decimal, 1000_i128.pow(up as u32), 1000_i128.pow(down as u32)));
     }

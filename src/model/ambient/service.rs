@@ -432,7 +432,7 @@ pub fn in_cluster(cx: &Cx, mesh: &MeshSnapshot, key: &ClusterServiceKey) -> Opti
     };
     let services = &several.services;
     let position = services
-        .binary_search_by(|one| one.object.namespace.cmp(namespace))
+        .binary_search_by(|service| service.object.namespace.cmp(namespace))
         .ok()?;
     Some(ClusterService {
         declared: mesh.declared_services.get(cx, &services[position])?.clone(),

@@ -190,7 +190,8 @@ pub fn candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<WorkloadUid
     let slices = slices.filter(|(key, ..)| mesh.installation.is_ambient(&key.cluster));
     let slices = slices.flat_map(|(key, old, new)| {
         let versions = [old, new].into_iter().flatten();
-        let addresses = versions.flat_map(|slice| without_pods(slice).filter_map(|one| one.addresses.first()));
+        let addresses =
+            versions.flat_map(|slice| without_pods(slice).filter_map(|endpoint| endpoint.addresses.first()));
         let addresses: BTreeSet<&SmolStr> = addresses.collect();
         let source = |address: &SmolStr| Source::EndpointSlice(key.clone(), address.clone());
         addresses.into_iter().map(source).collect::<Vec<_>>()

@@ -28,16 +28,16 @@ pub(super) fn rule(
         r#match: matched.map(request).transpose()?.into_iter().collect(),
         ..Default::default()
     };
-    for one in &rule.filters {
-        if filter::apply_headers(one, &mut route.headers)? {
+    for filter in &rule.filters {
+        if filter::apply_headers(filter, &mut route.headers)? {
             continue;
         }
-        match (one.filter_type.as_str(), &one.request_mirror) {
+        match (filter.filter_type.as_str(), &filter.request_mirror) {
             ("RequestMirror", mirror) => {
                 let mirror = mirror.as_ref().map(|mirror| filter::mirror(backends, mirror));
                 route.mirrors.extend(mirror.transpose()?);
             }
-            _ => return Err(filter::unsupported(one)),
+            _ => return Err(filter::unsupported(filter)),
         }
     }
     if !has_weight(&rule.backend_refs) {

@@ -89,28 +89,28 @@ pub(super) fn destinations(
 /// Applies the filters of a rule. Returns the mistake of the last mirror that is left out.
 fn apply_filters(backends: &Backends, rule: &HttpRule, route: &mut HttpRoute) -> Result<Option<Mistake>, Mistake> {
     let mut mirrored = None;
-    for one in &rule.filters {
-        if filter::apply_headers(one, &mut route.headers)? {
+    for filter in &rule.filters {
+        if filter::apply_headers(filter, &mut route.headers)? {
             continue;
         }
-        match one.filter_type.as_str() {
+        match filter.filter_type.as_str() {
             "RequestRedirect" => {
-                let redirect = one.request_redirect.as_ref().map(filter::redirect).transpose()?;
+                let redirect = filter.request_redirect.as_ref().map(filter::redirect).transpose()?;
                 route.redirect = redirect.map(Box::new);
             }
             "URLRewrite" => {
-                let rewrite = one.url_rewrite.as_ref().map(filter::rewrite).transpose()?;
+                let rewrite = filter.url_rewrite.as_ref().map(filter::rewrite).transpose()?;
                 route.rewrite = rewrite.flatten().map(Box::new);
             }
-            "CORS" => route.cors_policy = one.cors.as_ref().map(|cors| Box::new(filter::cors(cors))),
+            "CORS" => route.cors_policy = filter.cors.as_ref().map(|cors| Box::new(filter::cors(cors))),
             "RequestMirror" => {
-                let mirror = one.request_mirror.as_ref();
+                let mirror = filter.request_mirror.as_ref();
                 match mirror.map(|mirror| filter::mirror(backends, mirror)).transpose() {
                     Ok(mirror) => route.mirrors.extend(mirror),
                     Err(mistake) => mirrored = Some(mistake),
                 }
             }
-            _ => return Err(filter::unsupported(one)),
+            _ => return Err(filter::unsupported(filter)),
         }
     }
     Ok(mirrored)
@@ -179,14 +179,14 @@ fn path(path: Option<&PathMatch>) -> Result<StringMatch, Mistake> {
 
 /// Converts matches of headers or query parameters.
 pub(super) fn values(matches: &[ValueMatch], what: &str) -> Result<BTreeMap<String, StringMatch>, Mistake> {
-    let converted = matches.iter().map(|one| {
-        let value = one.value.to_string();
-        let matched = match one.match_type.as_deref() {
+    let converted = matches.iter().map(|declared| {
+        let value = declared.value.to_string();
+        let matched = match declared.match_type.as_deref() {
             None | Some("Exact") => MatchType::Exact(value),
             Some("RegularExpression") => MatchType::Regex(value),
             Some(other) => return Err(unknown_type(other, what)),
         };
-        Ok((one.name.to_string(), string(matched)))
+        Ok((declared.name.to_string(), string(matched)))
     });
     converted.collect()
 }

@@ -130,7 +130,7 @@ fn sources<'a>(cx: &Cx, mesh: &'a MeshSnapshot, name: &ConvertedName) -> Vec<Sou
     let mut sources: Vec<Source<'a>> = routes
         .flat_map(|(key, route)| {
             let own = route.contributions_to(name).iter();
-            own.map(move |one| (key, &**route, one))
+            own.map(move |contribution| (key, &**route, contribution))
         })
         .collect();
     sources.sort_by(|(_, one, _), (_, other, _)| {

@@ -155,7 +155,7 @@ fn listeners(
     // many listeners would keep the product of both.
     let is_meant = |listener: &&Listener| mismatch(listener, reference).is_none();
     let has_meant = row.listeners.iter().any(|listener| is_meant(&listener));
-    let chosen = row.listeners.iter().filter(|it| !has_meant || is_meant(it));
+    let chosen = row.listeners.iter().filter(|listener| !has_meant || is_meant(listener));
     let parent = |listener: &Listener| {
         let gateway = [&*listener.gateway.namespace, "/", &listener.gateway.name].concat();
         Parent {

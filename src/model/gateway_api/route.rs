@@ -94,8 +94,12 @@ pub enum Rules {
 impl AttachedRoute {
     /// Returns the contributions to a VirtualService. A route may have thousands, so they are not searched through.
     pub fn contributions_to(&self, name: &ConvertedName) -> &[Contribution] {
-        let start = self.contributions.partition_point(|one| one.name < *name);
-        let end = self.contributions.partition_point(|one| one.name <= *name);
+        let start = self
+            .contributions
+            .partition_point(|contribution| contribution.name < *name);
+        let end = self
+            .contributions
+            .partition_point(|contribution| contribution.name <= *name);
         &self.contributions[start..end]
     }
 }
@@ -119,7 +123,9 @@ pub fn candidates(inputs: &InputWriters) -> Vec<AttachedRouteKey> {
 
 /// Emits the VirtualServices that a route contributes to.
 pub fn converted_names(_: &AttachedRouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(ConvertedName)) {
-    row.contributions.iter().for_each(|one| emit(one.name.clone()));
+    row.contributions
+        .iter()
+        .for_each(|contribution| emit(contribution.name.clone()));
 }
 
 /// Emits the InferencePools that a route refers to.
@@ -255,7 +261,10 @@ impl Conversion<'_> {
                 side,
             })
         };
-        let (for_mesh, for_gateway) = (parents.iter().any(is_mesh), parents.iter().any(|it| !is_mesh(it)));
+        let (for_mesh, for_gateway) = (
+            parents.iter().any(is_mesh),
+            parents.iter().any(|parent| !is_mesh(parent)),
+        );
         BothSides {
             mesh: rows(Side::Mesh, for_mesh),
             gateway: rows(Side::Gateway, for_gateway),
@@ -396,8 +405,8 @@ fn each_match<R, M>(
 /// Collects converted rules with the last mistake. A severe mistake leaves no rule.
 fn collected<T>(converted: impl Iterator<Item = Result<http::Converted<T>, Mistake>>) -> Rows<T> {
     let (mut rules, mut last) = (Vec::new(), None);
-    for one in converted {
-        match one {
+    for result in converted {
+        match result {
             Ok((rule, mistake)) => {
                 rules.push(rule);
                 last = mistake.or(last);
@@ -423,9 +432,9 @@ pub fn sort_http(rules: &mut [Shared<RequestRoute>]) {
         std::cmp::Reverse((
             matched.is_some(),
             matched.map(path_rank).unwrap_or_default(),
-            matched.is_some_and(|it| it.method.is_some()),
+            matched.is_some_and(|request| request.method.is_some()),
             matched
-                .map(|it| (it.headers.len(), it.query_params.len()))
+                .map(|request| (request.headers.len(), request.query_params.len()))
                 .unwrap_or_default(),
         ))
     });

@@ -55,7 +55,7 @@ pub(in crate::model) fn applies(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<Ser
             .hosts
             .iter()
             .take(kept)
-            .any(|one| Hostname::new(one) == *host)
+            .any(|declared| Hostname::new(declared) == *host)
     })
 }
 

@@ -127,8 +127,8 @@ impl VirtualService {
     pub fn tls_routes(&self) -> PortRoutes {
         let mut numbers = PortRoutes::default();
         for route in &self.tls {
-            for (by, units) in route.r#match.iter().zip(units::of_tls_matches(route)) {
-                numbers.add(&by.gateways, by.port, units);
+            for (matched, units) in route.r#match.iter().zip(units::of_tls_matches(route)) {
+                numbers.add(&matched.gateways, matched.port, units);
             }
         }
         numbers
@@ -141,8 +141,8 @@ impl VirtualService {
             if route.r#match.is_empty() {
                 numbers.add(&[], 0, units::of_tcp(route));
             }
-            for (by, units) in route.r#match.iter().zip(units::of_tcp_matches(route)) {
-                numbers.add(&by.gateways, by.port, units);
+            for (matched, units) in route.r#match.iter().zip(units::of_tcp_matches(route)) {
+                numbers.add(&matched.gateways, matched.port, units);
             }
         }
         numbers
@@ -345,7 +345,7 @@ fn refusing(declared: &Declared) -> Config<networking::VirtualService> {
         spec.http = vec![refusal()];
     }
     let matches = spec.tls.iter().flat_map(|route| &route.r#match);
-    let mut names: Vec<String> = matches.flat_map(|by| by.sni_hosts.iter().cloned()).collect();
+    let mut names: Vec<String> = matches.flat_map(|matched| matched.sni_hosts.iter().cloned()).collect();
     names.sort();
     names.dedup();
     if !names.is_empty() {

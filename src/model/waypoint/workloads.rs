@@ -64,18 +64,18 @@ pub fn candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<WorkloadsKe
     if !mesh.installation.features.pilot_enable_ambient {
         return Vec::new();
     }
-    let of = |kind: WorkloadKind| {
+    let workloads_key = |kind: WorkloadKind| {
         move |object: &ObjectKey| WorkloadsKey {
             kind,
             object: object.clone(),
         }
     };
     let (pods, services) = (inputs.pods.changes(), inputs.service_entries.changes());
-    let pods = pods.iter().map(|(key, ..)| key).map(of(WorkloadKind::Pod));
+    let pods = pods.iter().map(|(key, ..)| key).map(workloads_key(WorkloadKind::Pod));
     let services = services.iter().map(|(key, ..)| key);
     let entries = inputs.workload_entries.changes().iter().map(|(key, ..)| key);
-    pods.chain(services.map(of(WorkloadKind::ServiceEntry)))
-        .chain(entries.map(of(WorkloadKind::WorkloadEntry)))
+    pods.chain(services.map(workloads_key(WorkloadKind::ServiceEntry)))
+        .chain(entries.map(workloads_key(WorkloadKind::WorkloadEntry)))
         .filter(|WorkloadsKey { kind, object }| {
             let is_own = object.cluster == mesh.installation.cluster;
             is_own || *kind == WorkloadKind::Pod && mesh.installation.is_ambient(&object.cluster)

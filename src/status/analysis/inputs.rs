@@ -248,7 +248,7 @@ impl AnalysisInputs {
             .map(|definition| &definition.versions[..])
             .unwrap_or_default();
         let mut readable = kind.served_versions().iter().copied();
-        readable.find(|version| served.iter().any(|it| it == version))
+        readable.find(|version| served.iter().any(|served_version| served_version == version))
     }
 
     /// Returns true once everything that analyzers read is known.

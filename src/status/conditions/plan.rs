@@ -46,7 +46,7 @@ impl Published {
         let (own, mut others): (Vec<&Value>, Vec<&Value>) = conditions
             .into_iter()
             .flatten()
-            .partition(|one| one["type"].as_str().is_some_and(|name| TYPES.contains(&name)));
+            .partition(|condition| condition["type"].as_str().is_some_and(|name| TYPES.contains(&name)));
         if !is_replaced(kind) {
             others.clear();
         }
@@ -60,7 +60,9 @@ impl Published {
     }
 
     fn condition(&self, condition_type: &str) -> Option<&PublishedCondition> {
-        self.conditions.iter().find(|one| one.condition_type == condition_type)
+        self.conditions
+            .iter()
+            .find(|condition| condition.condition_type == condition_type)
     }
 }
 

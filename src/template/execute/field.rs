@@ -39,12 +39,12 @@ pub(super) fn entry<'m>(context: &Context<'_>, receiver: &'m Value, names: &[Tex
 pub(super) fn read<'a>(context: &Context<'_>, receiver: &Slot<'a>, names: &[Text]) -> Option<Slot<'a>> {
     match &receiver.value {
         Cow::Borrowed(receiver) => {
-            let (of, value) = entry(context, receiver, names)?;
-            Some(element(of, Cow::Borrowed(value)))
+            let (element_type, value) = entry(context, receiver, names)?;
+            Some(element(element_type, Cow::Borrowed(value)))
         }
         Cow::Owned(receiver) => {
-            let (of, value) = entry(context, receiver, names)?;
-            Some(element(of, Cow::Owned(value.clone())))
+            let (element_type, value) = entry(context, receiver, names)?;
+            Some(element(element_type, Cow::Owned(value.clone())))
         }
     }
 }
@@ -141,12 +141,12 @@ impl<'a> State<'a, '_, '_> {
     }
 
     fn nil_pointer(&self, receiver: &Slot<'_>, name: &Text) -> Result<Slot<'a>, Fault> {
-        let (of, name) = (receiver.type_name(), name.to_str());
-        self.error(format!("nil pointer evaluating {of}.{name}"))
+        let (type_name, name) = (receiver.type_name(), name.to_str());
+        self.error(format!("nil pointer evaluating {type_name}.{name}"))
     }
 
     fn no_field(&self, receiver: &Slot<'_>, name: &Text) -> Result<Slot<'a>, Fault> {
-        let (of, name) = (receiver.type_name(), name.to_str());
-        self.error(format!("can't evaluate field {name} in type {of}"))
+        let (type_name, name) = (receiver.type_name(), name.to_str());
+        self.error(format!("can't evaluate field {name} in type {type_name}"))
     }
 }

@@ -457,7 +457,7 @@ impl View<'_> {
             return None;
         }
         let namespace = scope.key.namespace();
-        if !self.service.all().any(|one| one.export_to.visible_to(namespace)) {
+        if !self.service.all().any(|member| member.export_to.visible_to(namespace)) {
             return Some(HiddenBy::ExportTo);
         }
         Some(match shown {
@@ -578,7 +578,7 @@ impl View<'_> {
 
     fn covers_host(&self, summary: &VirtualServiceSummary) -> bool {
         let mut hosts = summary.hosts.iter();
-        hosts.any(|one| host::overlaps(&self.key.hostname, one))
+        hosts.any(|name| host::overlaps(&self.key.hostname, name))
     }
 
     fn route(&self, summary: &VirtualServiceSummary) -> Route {
@@ -726,7 +726,7 @@ fn of_server(cx: &Cx, mesh: &MeshSnapshot, server: &DeclaredServer, summary: &Vi
 fn rules(spec: &Value) -> Vec<String> {
     let rules = spec["rules"].as_array();
     let text = |rule: &Value| {
-        let of = |list: &str, member: &str| {
+        let alternatives = |list: &str, member: &str| {
             let entries = rule[list].as_array().into_iter().flatten();
             let texts: Vec<String> = entries.map(|entry| fields(&entry[member])).collect();
             (!texts.is_empty()).then(|| format!("{list} {}", texts.join(" or ")))
@@ -734,7 +734,7 @@ fn rules(spec: &Value) -> Vec<String> {
         let conditions = rule["when"].as_array().into_iter().flatten().map(condition);
         let conditions: Vec<String> = conditions.collect();
         let when = (!conditions.is_empty()).then(|| format!("when {}", conditions.join(" and ")));
-        let parts = [of("from", "source"), of("to", "operation"), when];
+        let parts = [alternatives("from", "source"), alternatives("to", "operation"), when];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         if parts.is_empty() {
             "any request".to_owned()
@@ -758,8 +758,8 @@ fn fields(entry: &Value) -> String {
 
 fn condition(entry: &Value) -> String {
     let key = entry["key"].as_str().unwrap_or_default();
-    let of = |list: &str, verb: &str| entry.get(list).map(|list| format!("{key} {verb} {}", words(list)));
-    let texts = [of("values", "is"), of("notValues", "is not")];
+    let phrase = |list: &str, verb: &str| entry.get(list).map(|list| format!("{key} {verb} {}", words(list)));
+    let texts = [phrase("values", "is"), phrase("notValues", "is not")];
     let texts: Vec<String> = texts.into_iter().flatten().collect();
     texts.join(" and ")
 }

@@ -103,10 +103,10 @@ pub(in crate::admin::debug) fn telemetry_of(mesh: &MeshSnapshot, class: &ProxyCl
         levels.push(level);
         page[level.field()] = name(&row.meta);
         let spec = json::to_json(&row.spec);
-        let of = |field: &str| spec[field].as_array().cloned().unwrap_or_default();
-        metrics.extend(of("metrics"));
-        tracing.extend(of("tracing"));
-        let logs = of("accessLogging");
+        let entries = |field: &str| spec[field].as_array().cloned().unwrap_or_default();
+        metrics.extend(entries("metrics"));
+        tracing.extend(entries("tracing"));
+        let logs = entries("accessLogging");
         if !logs.is_empty() {
             let mut entry = names([(level.field(), &*row.meta)]);
             entry["Logging"] = Value::Array(logs);

@@ -80,7 +80,7 @@ impl Generated {
         json!(
             sizes
                 .into_iter()
-                .map(|(of, bytes)| (of, byte_count(bytes)))
+                .map(|(name, bytes)| (name, byte_count(bytes)))
                 .collect::<BTreeMap<_, _>>()
         )
     }

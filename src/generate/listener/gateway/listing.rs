@@ -335,7 +335,7 @@ fn https_chain(server: &GatewayServer, counts: &mut ChainCounts) -> ServerChain 
 }
 
 fn targets(scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
-    let hosts: BTreeSet<&Hostname> = reach.destinations.iter().map(|one| &one.host).collect();
+    let hosts: BTreeSet<&Hostname> = reach.destinations.iter().map(|destination| &destination.host).collect();
     let target = |host: &Hostname| {
         let service = scope.by_host.get(host).cloned();
         Target {

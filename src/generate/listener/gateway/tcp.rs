@@ -268,13 +268,22 @@ fn closed() -> NetworkFilters {
 /// routes for terminated TLS are TLS routes all the same.
 fn terminating_route<'v>(server: &TcpServer, declared: &'v VirtualService) -> Option<&'v [RouteDestination]> {
     let tcp = declared.tcp.iter().find(|route| {
-        route.r#match.is_empty() || route.r#match.iter().any(|by| applies(server, by.port, &by.gateways))
+        route.r#match.is_empty()
+            || route
+                .r#match
+                .iter()
+                .any(|attributes| applies(server, attributes.port, &attributes.gateways))
     });
     if let Some(route) = tcp {
         return Some(&route.route);
     }
     let tls = declared.tls.iter().filter(|_| declared.semantics == Semantics::Gateway);
-    let mut tls = tls.filter(|route| route.r#match.iter().any(|by| applies(server, by.port, &by.gateways)));
+    let mut tls = tls.filter(|route| {
+        route
+            .r#match
+            .iter()
+            .any(|attributes| applies(server, attributes.port, &attributes.gateways))
+    });
     tls.next().map(|route| route.route.as_slice())
 }
 

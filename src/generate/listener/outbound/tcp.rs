@@ -59,22 +59,25 @@ impl OutboundListenerBuilder<'_> {
         let mut chains = Vec::new();
         for row in rows {
             for route in row.tls.iter().filter(|route| !route.route.is_empty()) {
-                for by in route
+                for attributes in route
                     .r#match
                     .iter()
-                    .filter(|by| self.applies(&StaticMatch::from(*by), member))
+                    .filter(|attributes| self.applies(&StaticMatch::from(*attributes), member))
                 {
                     // Parity (pilot/pkg/networking/core/tls.go): subnets of a match stay in effect for later matches
                     // without subnets.
-                    if !by.destination_subnets.is_empty() && member.port.number > 0 {
-                        ranges.clone_from(&by.destination_subnets);
+                    if !attributes.destination_subnets.is_empty() && member.port.number > 0 {
+                        ranges.clone_from(&attributes.destination_subnets);
                     }
-                    let predicate = (by.sni_hosts.as_slice(), by.destination_subnets.as_slice());
+                    let predicate = (
+                        attributes.sni_hosts.as_slice(),
+                        attributes.destination_subnets.as_slice(),
+                    );
                     if !handled.insert(predicate) {
                         continue;
                     }
                     chains.push(Chain {
-                        sni: by.sni_hosts.clone(),
+                        sni: attributes.sni_hosts.clone(),
                         ranges: ranges.clone(),
                         metadata: Some(config_metadata(&row.meta)),
                         filters: self.route_filters(member, row, &route.route),
@@ -108,10 +111,12 @@ impl OutboundListenerBuilder<'_> {
                 let applying: Vec<_> = route
                     .r#match
                     .iter()
-                    .filter(|by| self.applies(&StaticMatch::from(*by), member))
+                    .filter(|attributes| self.applies(&StaticMatch::from(*attributes), member))
                     .collect();
-                let open = |by: &&L4MatchAttributes| by.destination_subnets.is_empty() || member.port.number == 0;
-                if route.r#match.is_empty() || applying.iter().copied().any(|by| open(&by)) {
+                let open = |attributes: &&L4MatchAttributes| {
+                    attributes.destination_subnets.is_empty() || member.port.number == 0
+                };
+                if route.r#match.is_empty() || applying.iter().copied().any(|attributes| open(&attributes)) {
                     chains.push(Chain {
                         ranges,
                         metadata: Some(config_metadata(&row.meta)),
@@ -120,7 +125,10 @@ impl OutboundListenerBuilder<'_> {
                     });
                     return chains;
                 }
-                let mut subnets: Vec<String> = applying.iter().flat_map(|by| by.destination_subnets.clone()).collect();
+                let mut subnets: Vec<String> = applying
+                    .iter()
+                    .flat_map(|attributes| attributes.destination_subnets.clone())
+                    .collect();
                 if subnets.is_empty() {
                     continue;
                 }

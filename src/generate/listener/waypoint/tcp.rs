@@ -77,9 +77,9 @@ fn routes<'a>(target: &ServedPort<'a>) -> Option<(&'a Namespace, &'a [RouteDesti
     let hostname = target.service.key.hostname.as_str();
     let declared = target.declared.iter();
     let tls = declared.clone().find_map(|declared| {
-        let applies = |by: &TlsMatchAttributes| {
-            let of_host = matches!(by.sni_hosts.as_slice(), [sni] if sni == hostname);
-            of_host && applies_to(&StaticMatch::from(by), target.port)
+        let applies = |attributes: &TlsMatchAttributes| {
+            let of_host = matches!(attributes.sni_hosts.as_slice(), [sni] if sni == hostname);
+            of_host && applies_to(&StaticMatch::from(attributes), target.port)
         };
         let mut routes = declared.tls.iter();
         let found = routes.find(|route| route.r#match.is_empty() || route.r#match.iter().any(applies))?;
@@ -87,7 +87,7 @@ fn routes<'a>(target: &ServedPort<'a>) -> Option<(&'a Namespace, &'a [RouteDesti
     });
     let tcp = || {
         declared.clone().find_map(|declared| {
-            let applies = |by: &L4MatchAttributes| applies_to(&StaticMatch::from(by), target.port);
+            let applies = |attributes: &L4MatchAttributes| applies_to(&StaticMatch::from(attributes), target.port);
             let mut routes = declared.tcp.iter();
             let found = routes.find(|route| route.r#match.is_empty() || route.r#match.iter().any(applies))?;
             of_route(declared, &found.route)

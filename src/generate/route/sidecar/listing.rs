@@ -555,7 +555,10 @@ impl<'a> EgressView<'a> {
         services
             .filter_map(|index| Some((index, self.host(index).at(port)?)))
             .flat_map(|(index, (member, service))| {
-                let ports = service.ports.iter().filter(move |one| port == 0 || one.number == port);
+                let ports = service
+                    .ports
+                    .iter()
+                    .filter(move |declared| port == 0 || declared.number == port);
                 // The first of several ports with the same number counts.
                 let ports = ports.take(if port == 0 { usize::MAX } else { 1 });
                 ports
@@ -710,7 +713,12 @@ impl<'a> EgressView<'a> {
     }
 
     fn targets(&self, declared: &VisibleVirtualService, port: u32) -> Vec<Target> {
-        let hosts: BTreeSet<&Hostname> = declared.summary.destinations.iter().map(|one| &one.host).collect();
+        let hosts: BTreeSet<&Hostname> = declared
+            .summary
+            .destinations
+            .iter()
+            .map(|destination| &destination.host)
+            .collect();
         hosts
             .into_iter()
             .map(|host| {
@@ -768,13 +776,13 @@ fn most_specific(
             }
         }
     }
-    let of = |host: &VisibleHost| {
+    let index = |host: &VisibleHost| {
         let name = lower_case(&host.row.key.hostname);
         // The longest comes last.
         let covering = || wild.covering(&name).into_iter().copied().next_back().flatten();
         exact.get(name.as_str()).copied().or_else(covering)
     };
-    services.iter().map(of).collect()
+    services.iter().map(index).collect()
 }
 
 #[cfg(test)]

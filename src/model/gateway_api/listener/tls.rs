@@ -41,13 +41,18 @@ const INVALID_AUTHORITY_KIND: &str = "InvalidCACertificateKind";
 /// Returns the validation of client certificates on a port; `None` without any.
 pub(super) fn client_validation(gateway: &gateway_api::Gateway, port: u16) -> Option<&ClientValidation> {
     let frontend = gateway.tls.as_ref()?.frontend.as_ref()?;
-    let own = frontend.per_port.iter().find(|it: &&PortTls| it.port == port);
-    own.map_or(&frontend.default, |it| &it.tls).validation.as_ref()
+    let own = frontend
+        .per_port
+        .iter()
+        .find(|settings: &&PortTls| settings.port == port);
+    own.map_or(&frontend.default, |settings| &settings.tls)
+        .validation
+        .as_ref()
 }
 
 /// Returns true if clients without a valid certificate are accepted, too.
 pub(in crate::model::gateway_api) fn accepts_untrusted(validation: Option<&ClientValidation>) -> bool {
-    validation.is_some_and(|it| it.mode.as_deref() == Some("AllowInsecureFallback"))
+    validation.is_some_and(|validation| validation.mode.as_deref() == Some("AllowInsecureFallback"))
 }
 
 /// Returns the resource name of the certificate with which a Gateway connects to backends; `None` without a reference.
@@ -225,7 +230,7 @@ impl Certificates<'_> {
 
     /// Returns the resource name of the CA certificates for clients.
     fn client_authority(&self, validation: Option<&ClientValidation>) -> Result<Option<String>, Mistake> {
-        let references = validation.map_or(&[][..], |it| &it.ca_certificate_refs);
+        let references = validation.map_or(&[][..], |validation| &validation.ca_certificate_refs);
         match references {
             [] => Ok(None),
             [reference] => self.authority(reference).map(Some),
