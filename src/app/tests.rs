@@ -2,14 +2,17 @@ use std::{net::IpAddr, time::Duration};
 
 use futures::FutureExt;
 use rustix::process::{Signal, getpid, kill_process};
-use tokio::time::timeout;
+use tokio::{
+    sync::{mpsc, watch},
+    time::timeout,
+};
 
 use super::*;
 use crate::{
     api::resolved_host::ResolvedHost,
     base::ObjectKey,
-    ingest::source::{Readiness, Source},
-    model::{Batch, Change},
+    ingest::source::{Readiness, Source, Sources},
+    model::{Batch, Change, external_dependencies::ExternalDependencies},
     push::push_loop::{Observer, PushReport},
     table::Cx,
     task::Tasks,
