@@ -48,7 +48,7 @@ const MEMOS: [&str; 11] = [
     "src/generate/block.rs",
     "src/generate/route/gateway/build.rs",
     "src/generate/route/host_names.rs",
-    "src/generate/route/sidecar/listing.rs",
+    "src/generate/route/sidecar/egress_view.rs",
     "src/generate/route/name_set.rs",
     "src/generate/route/virtual_host.rs",
     "src/generate/store.rs",

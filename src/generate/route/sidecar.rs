@@ -1,6 +1,7 @@
 //! Outbound routes of sidecars: the list of route configurations, and the building of one.
 
 mod common;
+mod egress_view;
 mod listing;
 pub(crate) mod single;
 mod visible_host;

@@ -12,7 +12,7 @@ use std::{
 use super::{
     Binding, BindingPool, RouteConfigProxyView, ServiceNames, SidecarRoutes,
     domains::{self, NameSpace, PortForms, lower_case},
-    listing::{EgressView, OmittedServices, is_http_proxy},
+    egress_view::{EgressView, OmittedServices, is_http_proxy},
     visible_host::VisibleHost,
 };
 use crate::{
