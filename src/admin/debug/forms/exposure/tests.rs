@@ -2,8 +2,15 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::*;
-use crate::model::{Installation, fixture, sidecar_scope};
+use super::{collect::origins, *};
+use crate::{
+    api::{Kind, Meta},
+    model::{
+        Installation, fixture,
+        gateway_api::PARENTS_ANNOTATION,
+        sidecar_scope::{self, ScopeKey},
+    },
+};
 
 /// A service with two workloads, of which one has a policy of its own; the client's namespace imports nothing else.
 const OBJECTS: &str = "
