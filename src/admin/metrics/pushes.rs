@@ -53,7 +53,7 @@ const SEARCH_REST: u32 = 20;
 #[derive(Default)]
 struct LoggedFindings {
     findings: BTreeSet<Diagnostic>,
-    /// What the last search has read.
+    /// Reads of the last search.
     reads: Box<[ReadKey]>,
     /// True if nothing of that has changed since.
     is_current: bool,

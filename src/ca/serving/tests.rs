@@ -193,7 +193,7 @@ fn requests_have_names_and_no_subject() {
 thread_local! {
     /// The time by which the test clock is advanced.
     static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-    /// How often the test clock was read.
+    /// Number of reads of the test clock.
     static READS: Cell<usize> = const { Cell::new(0) };
 }
 

@@ -158,8 +158,8 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey], listeners: 
     (filters, notes)
 }
 
-/// Returns a name that no policy has: this one, or else a longer one. Names of namespaces and of objects may contain the
-/// separator, and a policy must not replace one of the root namespace.
+/// Returns a name that no policy has: this one, or else a longer one. Names of namespaces and of objects may contain
+/// the separator, and a policy must not replace one of the root namespace.
 fn unused(policies: &BTreeMap<String, Policy>, mut name: String) -> String {
     while policies.contains_key(&name) {
         name.push('-');
