@@ -12,7 +12,7 @@ use futures::{FutureExt, future::BoxFuture};
 use prometheus::{IntCounterVec, Opts};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
-    sync::watch,
+    sync::{Notify, Semaphore, watch},
     time::{Instant, sleep},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -167,6 +167,53 @@ pub fn aside<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
+/// Lets few tasks at a time do work that takes long.
+///
+/// A semaphore would reserve a free turn for the future that has waited longest, even while its task does something
+/// else, such as the work of another branch of a `select!`, and all others would wait for that. Here those that are
+/// polled compete.
+pub struct Turns {
+    free: Semaphore,
+    ended: Notify,
+}
+
+impl Turns {
+    /// Returns this number of turns.
+    pub const fn new(number: usize) -> Self {
+        Self {
+            free: Semaphore::const_new(number),
+            ended: Notify::const_new(),
+        }
+    }
+
+    /// Waits for a turn and does the work, see [`aside`].
+    pub async fn aside<R>(&self, work: impl FnOnce() -> R) -> R {
+        loop {
+            // Before the attempt, so that no end of a turn after it is missed.
+            let ended = self.ended.notified();
+            if let Some(_turn) = self.begin() {
+                return aside(work);
+            }
+            ended.await;
+        }
+    }
+
+    fn begin(&self) -> Option<Turn<'_>> {
+        self.free.try_acquire().ok()?.forget();
+        Some(Turn(self))
+    }
+}
+
+/// A turn, which ends when it is dropped.
+struct Turn<'a>(&'a Turns);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.free.add_permits(1);
+        self.0.ended.notify_waiters();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +253,20 @@ mod tests {
         }
         assert_eq!(started.recv().await, None);
         assert_eq!(tasks.panics().with_label_values(&["a"]).get(), 2);
+    }
+
+    #[test]
+    fn a_turn_is_not_reserved_for_what_is_not_polled() {
+        let turns = Turns::new(1);
+        let turn = turns.begin().expect("a free turn");
+        let mut first = Box::pin(turns.aside(|| 1));
+        let mut second = Box::pin(turns.aside(|| 2));
+        assert_eq!(first.as_mut().now_or_never(), None);
+        assert_eq!(second.as_mut().now_or_never(), None);
+        drop(turn);
+        assert_eq!(second.as_mut().now_or_never(), Some(2));
+        assert_eq!(first.as_mut().now_or_never(), Some(1));
+        assert!(turns.begin().is_some());
     }
 
     #[test]

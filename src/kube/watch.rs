@@ -21,7 +21,7 @@ use http::{Response, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
     time::{Instant, sleep, timeout},
 };
 
@@ -33,7 +33,7 @@ use super::{
     health::{WatchHealth, WatchState},
     object::Object,
 };
-use crate::task;
+use crate::task::Turns;
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
@@ -56,7 +56,7 @@ const MAX_PAGE_BYTES: usize = 64 << 20;
 const MAX_LIST_BYTES: usize = 512 << 20;
 
 /// Turns for parsing pages, which take a thread each: hundreds of watches may list after an outage.
-static PARSING: Semaphore = Semaphore::const_new(2);
+static PARSING: Turns = Turns::new(2);
 
 /// Target of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -362,12 +362,10 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             }
         };
         // A page of pods has megabytes. All watches may list at the same time, on the threads that serve proxies.
-        let turn = PARSING.acquire().await;
-        let page = match task::aside(|| page::page(&bytes, &mut object)) {
+        let page = match PARSING.aside(|| page::page(&bytes, &mut object)).await {
             Ok(page) => page,
             Err(error) => return Ok(Err(Failure::Unreachable(format!("cannot read list: {error}")))),
         };
-        drop(turn);
         drop(bytes);
         let version = page.version.clone();
         if let Some(all) = self.machine.page(page) {
