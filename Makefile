@@ -21,7 +21,7 @@ STATIC_RUSTFLAGS := -C target-feature=+crt-static
 export LLVM_PASSES := function(sroa,early-cse,simplifycfg),cgscc(inline),$\
   function(sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,simplifycfg),globaldce
 export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__-Cpasses=$(LLVM_PASSES)__CLIPPY_HACKERY__
-CARGO_TEST := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.ci/rustc CARGO_BUILD_WARNINGS=deny cargo test --locked
+CARGO_TEST := RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/.ci/rustc" CARGO_BUILD_WARNINGS=deny cargo test --locked
 
 ENVOY_VERSION := 1.40.0
 # Its modules are pinned in tests/kubernetes/go.mod, with Helm.
