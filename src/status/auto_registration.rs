@@ -33,7 +33,7 @@ use crate::{
     base::ObjectKey,
     environment, metrics,
     model::snapshot::MeshSnapshot,
-    table::{Cx, Users},
+    table::Cx,
     xds::events::{Binding, Event, Health, Machine, Rejection},
 };
 
@@ -123,10 +123,10 @@ enum Timer {
 struct AutoRegistrationController {
     writer: Writer,
     connections: BTreeMap<u64, Connection>,
-    /// Connections by their entries.
-    by_entry: Users<NamespacedName, u64>,
+    /// Connections by their entries, whose names machines choose.
+    by_entry: BTreeMap<NamespacedName, BTreeSet<u64>>,
     /// Connections by their groups.
-    by_group: Users<ObjectKey, u64>,
+    by_group: BTreeMap<ObjectKey, BTreeSet<u64>>,
     /// Groups of live connections, with their version in the previous snapshot.
     groups: BTreeMap<ObjectKey, Option<SmolStr>>,
     work_queue: KeyedWorkQueue,
@@ -148,8 +148,8 @@ impl AutoRegistrationController {
         Self {
             writer: Writer::new(client, options, metrics, mesh.clone()),
             connections: BTreeMap::new(),
-            by_entry: Users::default(),
-            by_group: Users::default(),
+            by_entry: BTreeMap::new(),
+            by_group: BTreeMap::new(),
             groups: BTreeMap::new(),
             work_queue: KeyedWorkQueue::default(),
             working: FuturesUnordered::new(),
@@ -266,10 +266,10 @@ impl AutoRegistrationController {
 
     /// Adds a connection of a machine.
     fn add(&mut self, id: u64, connection: Connection) {
-        self.by_entry.add(&connection.key, id);
+        self.by_entry.entry(connection.key.clone()).or_default().insert(id);
         if let Binding::Group(group) = &connection.machine.binding {
             let group = self.group_key(&connection.machine, group);
-            self.by_group.add(&group, id);
+            self.by_group.entry(group).or_default().insert(id);
         }
         self.connections.insert(id, connection);
     }
@@ -280,16 +280,16 @@ impl AutoRegistrationController {
         };
         if let Binding::Group(group) = &gone.machine.binding {
             let group = self.group_key(&gone.machine, group);
-            if self.by_group.remove(&group, &connection) {
+            if remove(&mut self.by_group, &group, connection) {
                 self.groups.remove(&group);
             }
         }
-        self.by_entry.remove(&gone.key, &connection);
+        remove(&mut self.by_entry, &gone.key, connection);
         // A machine may have several streams; it is disconnected with the last one. That need not be the newest, and it
         // may have no entry, because it was rejected.
         let connected_at = gone.bound.then_some(gone.at).max(gone.ended_before);
         let Some(connected_at) = connected_at else { return };
-        let remaining = self.by_entry.get(&gone.key).min().copied();
+        let remaining = self.by_entry.get(&gone.key).and_then(BTreeSet::first).copied();
         match remaining.and_then(|other| self.connections.get_mut(&other)) {
             Some(other) => other.ended_before = other.ended_before.max(Some(connected_at)),
             None => {
@@ -310,7 +310,8 @@ impl AutoRegistrationController {
         let is_current = match &operation {
             Operation::Connect { connection, .. } => self.connections.contains_key(connection),
             Operation::Health { health, .. } => {
-                let mut live = self.by_entry.get(&key).filter_map(|live| self.connections.get(live));
+                let connections = self.by_entry.get(&key).into_iter().flatten();
+                let mut live = connections.filter_map(|connection| self.connections.get(connection));
                 live.any(|live| live.health.as_ref() == Some(health))
             }
             Operation::Disconnect { .. } | Operation::CleanUp => true,
@@ -434,6 +435,19 @@ impl AutoRegistrationController {
             }
         }
     }
+}
+
+/// Removes a connection of a key. Returns true if it was the last.
+fn remove<K: Ord>(connections: &mut BTreeMap<K, BTreeSet<u64>>, key: &K, connection: u64) -> bool {
+    let Some(of_key) = connections.get_mut(key) else {
+        return false;
+    };
+    of_key.remove(&connection);
+    let is_last = of_key.is_empty();
+    if is_last {
+        connections.remove(key);
+    }
+    is_last
 }
 
 /// Returns the interval of sweeps.

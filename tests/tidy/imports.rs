@@ -165,7 +165,6 @@ const TABLE: &[Rule] = &[
             "model::ingress",
             "table::Cx",
             "table::Table",
-            "table::Users",
             "distribution",
             "xds::events",
         ],
