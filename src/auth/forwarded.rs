@@ -111,6 +111,8 @@ pub fn identities(header: &str) -> Result<Vec<SmolStr>, &'static str> {
             let (key, value) = pair.split_once('=').ok_or("a pair has no =")?;
             let value = unquoted(value.trim())?;
             match key.trim().to_ascii_lowercase().as_str() {
+                // Envoy writes the key of certificates without a URI, too.
+                "uri" if value.is_empty() => {}
                 "uri" => uris.push(value),
                 "dns" if value.starts_with(spiffe::SCHEME) => return Err("a DNS name is a SPIFFE id"),
                 "dns" => names.push(value),
@@ -283,6 +285,7 @@ mod tests {
             ("URI=spiffe://c/d;DNS=spiffe://c/ns/default/sa/a", false),
             ("Subject=\"CN=spiffe://c/ns/default/sa/a\";URI=spiffe://c/d", false),
             ("Subject=\"CN=spiffe://c/d\";URI=spiffe://c/d", true),
+            ("Subject=\"CN=spiffe://c/d\";URI=", true),
         ] {
             let asked = ask(&["10.0.0.0/8"], Some("10.0.0.1:9"), Some(header));
             assert_eq!(asked.is_ok(), is_accepted, "{header}: {asked:?}");
