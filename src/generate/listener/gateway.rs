@@ -76,8 +76,8 @@ const SERVERS: &str = "spec.servers";
 /// servers and services may be tens of thousands.
 const SMALL_CHAIN: usize = 32 << 10;
 
-/// The number of chains of servers with `AUTO_PASSTHROUGH` after which further servers of their namespace have none.
-/// Each server has the chains of all services, and a Gateway may have thousands of servers.
+/// The number of chains of servers with `AUTO_PASSTHROUGH` after which further servers of their namespace share as many
+/// once more. Each server has the chains of all services, and a Gateway may have thousands of servers.
 const MAX_PASSED_THROUGH: usize = 1 << 18;
 
 /// Inputs of the selection of a gateway's listeners.
@@ -202,11 +202,8 @@ enum ServerChain {
         /// Place of the first chain among those of such servers of the Gateway's namespace. They count apart, because
         /// all namespaces declare services, and the filters of the other chains have policies.
         place: usize,
-    },
-    /// A server with `AUTO_PASSTHROUGH` beyond [`MAX_PASSED_THROUGH`], which has no chains.
-    Surplus {
-        /// `namespace/name` of the Gateway.
-        gateway: SmolStr,
+        /// True if younger services are left out, because such servers before it have [`MAX_PASSED_THROUGH`] chains.
+        is_cut: bool,
     },
 }
 
@@ -215,7 +212,7 @@ impl ServerChain {
     fn namespace(&self) -> Option<&str> {
         let gateway = match self {
             Self::Http { .. } => return None,
-            Self::Https { gateway, .. } | Self::AutoPassthrough { gateway, .. } | Self::Surplus { gateway } => gateway,
+            Self::Https { gateway, .. } | Self::AutoPassthrough { gateway, .. } => gateway,
             Self::Tcp { server, .. } | Self::Passthrough { server, .. } => &server.gateway,
         };
         gateway.split_once('/').map(|(namespace, _)| namespace)
@@ -375,19 +372,20 @@ impl ListenerBuilder<'_> {
                     gateway,
                     services,
                     place,
+                    is_cut,
                 } => {
                     for chain in self.auto_passthrough_chains(gateway, services, *place) {
                         add(gateway, chain);
                     }
+                    if *is_cut {
+                        let port = self.key.port;
+                        let detail = format!(
+                            "{gateway}: {SERVERS}: port {port}: servers with AUTO_PASSTHROUGH before it have \
+                             {MAX_PASSED_THROUGH} filter chains, so it has those of its oldest services only"
+                        );
+                        self.stack.note(output_limit::CODE, detail);
+                    }
                 }
-                ServerChain::Surplus { gateway } => self.stack.note(
-                    output_limit::CODE,
-                    format!(
-                        "{gateway}: {SERVERS}: port {}: servers with AUTO_PASSTHROUGH before it have \
-                         {MAX_PASSED_THROUGH} filter chains",
-                        self.key.port
-                    ),
-                ),
             }
         }
     }

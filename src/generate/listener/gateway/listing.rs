@@ -52,6 +52,34 @@ struct Listed<'m> {
     counts: ChainCounts,
     /// Chains of servers with `AUTO_PASSTHROUGH`.
     auto_passthrough: ChainCounts,
+    /// Known once a namespace has [`MAX_PASSED_THROUGH`] of these.
+    shares: Option<Shares>,
+}
+
+/// The inputs of the shares that servers with `AUTO_PASSTHROUGH` have in the chains beyond [`MAX_PASSED_THROUGH`]. All
+/// namespaces declare services and subsets, which could otherwise use up the chains of the servers that follow.
+struct Shares {
+    /// The services of the mesh in order of age, with the numbers of their chains.
+    services: Vec<(ScopedService, usize)>,
+    /// The number of such servers of each namespace.
+    servers: BTreeMap<SmolStr, usize>,
+}
+
+impl Shares {
+    /// Returns the oldest services of a server, whose chains its share has room for. Also returns true if it covers
+    /// others.
+    fn services_of(&self, server: &GatewayServer) -> (Vec<ScopedService>, bool) {
+        let servers = self.servers.get(namespace_of(&server.gateway)).copied();
+        let share = MAX_PASSED_THROUGH / servers.unwrap_or(1);
+        let mut chains = 0_usize;
+        let covered = self.services.iter().filter(|(service, _)| covers(server, &service.key));
+        let fitting = covered.take_while(|(_, own)| {
+            chains = chains.saturating_add(*own);
+            chains <= share
+        });
+        let services = fitting.map(|(service, _)| service.clone()).collect();
+        (services, chains > share)
+    }
 }
 
 /// The number of filter chains of each namespace so far, in all listeners.
@@ -73,7 +101,7 @@ impl ChainCounts {
         first
     }
 
-    /// Returns true if further servers with `AUTO_PASSTHROUGH` of a namespace have no chains.
+    /// Returns true if further servers with `AUTO_PASSTHROUGH` of a namespace have only their shares.
     fn is_full(&self, namespace: &str) -> bool {
         self.0.get(namespace).is_some_and(|count| *count >= MAX_PASSED_THROUGH)
     }
@@ -245,16 +273,20 @@ impl GatewayPart {
                 }
                 match server.tls().map(ServerTlsSettings::mode) {
                     Some(TlSmode::AutoPassthrough) => {
-                        let (gateway, namespace) = (server.gateway.clone(), namespace_of(&server.gateway));
-                        if listed.auto_passthrough.is_full(namespace) {
-                            return ServerChain::Surplus { gateway };
-                        }
-                        let services = reachable(ctx, scope, server);
+                        let namespace = namespace_of(&server.gateway);
+                        let (services, is_cut) = if listed.auto_passthrough.is_full(namespace) {
+                            let shares = &mut listed.shares;
+                            let shares = shares.get_or_insert_with(|| self.shares(ctx, scope, merged));
+                            shares.services_of(server)
+                        } else {
+                            (reachable(ctx, scope, server), false)
+                        };
                         let chains = self.passed_through(ctx, &services);
                         ServerChain::AutoPassthrough {
-                            gateway,
+                            gateway: server.gateway.clone(),
                             place: listed.auto_passthrough.first_place(namespace, chains),
                             services,
+                            is_cut,
                         }
                     }
                     Some(TlSmode::Passthrough) => {
@@ -278,6 +310,24 @@ impl GatewayPart {
                 }
             })
             .collect()
+    }
+
+    fn shares(&self, ctx: &BuildContext, scope: &SidecarScope, merged: &MergedGateway) -> Shares {
+        let services = by_age(ctx, scope.services.iter().map(|key| scope.scoped(key)));
+        let services = services.into_iter().map(|service| {
+            let chains = self.passed_through(ctx, std::slice::from_ref(&service));
+            (service, chains)
+        });
+        let mut servers: BTreeMap<SmolStr, usize> = BTreeMap::new();
+        for server in &merged.servers {
+            if server.tls().map(ServerTlsSettings::mode) == Some(TlSmode::AutoPassthrough) {
+                *servers.entry(namespace_of(&server.gateway).into()).or_default() += 1;
+            }
+        }
+        Shares {
+            services: services.collect(),
+            servers,
+        }
     }
 
     /// Returns the number of chains of services with `AUTO_PASSTHROUGH`: one for each port and subset.
@@ -347,27 +397,41 @@ fn targets(scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
     hosts.into_iter().map(target).collect()
 }
 
-/// Returns the services of the mesh whose hosts a server covers, in order of age. A scope has those first that are
-/// exported to its namespace alone: new ones of a tenant would use up the limit before the others.
+/// Returns the services of the mesh whose hosts a server covers, in order of age.
 fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> Vec<ScopedService> {
-    let covered = |key: &&ServiceKey| server.sni.iter().any(|pattern| host::subset_of(&key.hostname, pattern));
-    let services = scope.services.iter().filter(covered).map(|key| scope.scoped(key));
-    let inside = services.filter_map(|scoped| {
+    let covered = scope.services.iter().filter(|key| covers(server, key));
+    by_age(ctx, covered.map(|key| scope.scoped(key)))
+}
+
+/// Returns true if a server covers the host of a service.
+fn covers(server: &GatewayServer, key: &ServiceKey) -> bool {
+    server.sni.iter().any(|pattern| host::subset_of(&key.hostname, pattern))
+}
+
+/// Returns the services of the mesh that have a port without UDP, in order of age. A scope has those first that are
+/// exported to its namespace alone: new ones of a tenant would use up the limit before the others.
+fn by_age(ctx: &BuildContext, services: impl Iterator<Item = ScopedService>) -> Vec<ScopedService> {
+    let reached = services.filter_map(|scoped| {
         let service = ctx.scoped(&scoped)?;
-        (!service.mesh_external).then_some((service.creation, scoped))
+        let has_chains = service.ports.iter().any(|port| port.protocol != Protocol::Udp);
+        (has_chains && !service.mesh_external).then_some((service.creation, scoped))
     });
-    let mut services: Vec<(i64, ScopedService)> = inside.collect();
+    let mut services: Vec<(i64, ScopedService)> = reached.collect();
     services.sort_by_key(|(creation, _)| *creation);
     services.into_iter().map(|(_, scoped)| scoped).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::tests::with_part, *};
+    use super::{
+        super::tests::{SERVICES, with_part},
+        *,
+    };
 
-    /// Each server has the chains of all services, so thousands of servers multiply them.
+    /// Each server has the chains of all services, so thousands of servers multiply them. But a tenant with thousands
+    /// of subsets must not take all chains from a second server.
     #[test]
-    fn r21_servers_beyond_the_limit_of_auto_passthrough_have_no_chains() {
+    fn r21_servers_beyond_the_limit_of_auto_passthrough_share_chains() {
         let gateway = "
 apiVersion: networking.istio.io/v1
 kind: Gateway
@@ -377,20 +441,37 @@ spec:
   servers:
   - {port: {number: 15443, name: t, protocol: TLS}, hosts: ['*'], tls: {mode: AUTO_PASSTHROUGH}}
 ";
-        with_part(&[("config.yaml", gateway)], |ctx, part| {
+        let files = [("config.yaml", gateway), ("kube.yaml", SERVICES)];
+        with_part(&files, |ctx, part| {
             let merged = part.gateways.merged(ctx);
             let scope = ctx.tcp_scope(&part.scope);
             let (port, servers) = merged.ports.first().expect("a port");
-            for (namespace, before, is_surplus) in [
-                ("one", MAX_PASSED_THROUGH - 1, false),
-                ("one", MAX_PASSED_THROUGH, true),
-                ("two", MAX_PASSED_THROUGH, false),
+            for (namespace, before, share, expected, is_less) in [
+                ("one", MAX_PASSED_THROUGH - 1, 5, "ab", false),
+                ("two", MAX_PASSED_THROUGH, 5, "ab", false),
+                ("one", MAX_PASSED_THROUGH, 7, "ab", false),
+                ("one", MAX_PASSED_THROUGH, 6, "a", true),
+                ("one", MAX_PASSED_THROUGH, 5, "", true),
             ] {
-                let mut listed = Listed::default();
+                let mut shares = part.shares(ctx, &scope, &merged);
+                let counted = shares.servers.insert("one".into(), MAX_PASSED_THROUGH / share);
+                assert_eq!(counted, Some(1));
+                let mut listed = Listed {
+                    shares: Some(shares),
+                    ..Listed::default()
+                };
                 listed.auto_passthrough.place(namespace, before);
                 let chains = part.tcp_server_chains(ctx, &scope, &merged, port, servers, &mut listed);
-                let is_left_out = matches!(chains[..], [ServerChain::Surplus { .. }]);
-                assert_eq!(is_left_out, is_surplus, "{namespace}: {chains:?}");
+                let [ServerChain::AutoPassthrough { services, is_cut, .. }] = chains.as_slice() else {
+                    panic!("{chains:?}");
+                };
+                let hosts = services.iter().map(|service| service.key.hostname.as_str());
+                let names: String = hosts.filter_map(|host| host.split('.').next()).collect();
+                assert_eq!(
+                    (names.as_str(), *is_cut),
+                    (expected, is_less),
+                    "{namespace}: {before}, {share}"
+                );
             }
         });
     }

@@ -16,7 +16,7 @@ use crate::{
     proto::json::any_to_json,
 };
 
-const SERVICES: &str = "
+pub(super) const SERVICES: &str = "
 apiVersion: v1
 kind: Service
 metadata: {name: a}
@@ -80,6 +80,7 @@ fn served(place: usize) -> (Vec<bool>, Vec<String>) {
             gateway: "edge/g".into(),
             services: services.to_vec(),
             place,
+            is_cut: false,
         };
         let built = listener(part, chain).build(ctx);
         let listener = any_to_json(&built.resource.expect("a listener").any());
@@ -92,15 +93,18 @@ fn served(place: usize) -> (Vec<bool>, Vec<String>) {
 }
 
 #[test]
-fn servers_without_chains_are_noted() {
-    let chain = ServerChain::Surplus {
+fn servers_without_all_chains_are_noted() {
+    let chain = ServerChain::AutoPassthrough {
         gateway: "edge/g".into(),
+        services: Vec::new(),
+        place: 4,
+        is_cut: true,
     };
     let built = with_part(&[], |ctx, part| listener(part, chain).build(ctx));
     assert!(built.resource.is_none());
     let notes: Vec<&str> = built.notes.iter().map(|note| note.detail.as_str()).collect();
-    let expected =
-        "edge/g: spec.servers: port 15443: servers with AUTO_PASSTHROUGH before it have 262144 filter chains";
+    let expected = "edge/g: spec.servers: port 15443: servers with AUTO_PASSTHROUGH before it have 262144 filter \
+                    chains, so it has those of its oldest services only";
     assert_eq!(notes, [expected]);
 }
 
