@@ -442,17 +442,25 @@ impl<S: Statuses> Writer<S> {
         }
     }
 
-    /// Queues some objects of each kind that the server refused to change, those whose refusal is the oldest: an
-    /// administrator may have granted the right, or the server had just started and did not know the roles yet. All of
-    /// them would be thousands of requests and lines in the log each time, while a role lacks the right.
+    /// Queues some objects of each kind that the server refused to change, those whose refusal is the oldest in each
+    /// namespace: an administrator may have granted the right, or the server had just started and did not know the
+    /// roles yet. All of them would be thousands of requests and lines in the log each time, while a role lacks the
+    /// right. Those of one namespace alone may be invalid, and be refused again.
     fn retry_refused(&mut self) {
         let refused = self.refused.iter();
-        let mut oldest: Vec<(Kind, Instant, StatusKey)> =
-            refused.map(|(key, at)| (key.kind, *at, key.clone())).collect();
+        let mut oldest: Vec<(Instant, &StatusKey)> = refused.map(|(key, at)| (*at, key)).collect();
         oldest.sort_unstable();
-        let kinds = oldest.chunk_by(|(left, ..), (right, ..)| left == right);
+        let mut counts: BTreeMap<(Kind, &str), usize> = BTreeMap::new();
+        let turns = oldest.into_iter().map(|(at, key)| {
+            let count = counts.entry((key.kind, key.object.namespace.as_str())).or_default();
+            *count += 1;
+            (key.kind, *count, at, key)
+        });
+        let mut turns: Vec<(Kind, usize, Instant, &StatusKey)> = turns.collect();
+        turns.sort_unstable();
+        let kinds = turns.chunk_by(|(left, ..), (right, ..)| left == right);
         let some = kinds.flat_map(|of_kind| of_kind.iter().take(REFUSED_RETRIES));
-        self.retried = some.map(|(.., key)| key.clone()).collect();
+        self.retried = some.map(|(.., key)| StatusKey::clone(key)).collect();
         self.refused.retain(|key, _| !self.retried.contains(key));
         self.refused_until = (!self.refused.is_empty()).then(|| Instant::now() + REFUSED_RETRY);
         self.offer(self.retried.iter().cloned().collect());
@@ -610,11 +618,11 @@ mod tests {
     }
 
     fn row(version: &str) -> Row {
-        named("x", version)
+        named("a", "x", version)
     }
 
-    fn named(name: &str, version: &str) -> Row {
-        let metadata = json!({"namespace": "a", "name": name, "resourceVersion": version});
+    fn named(namespace: &str, name: &str, version: &str) -> Row {
+        let metadata = json!({"namespace": namespace, "name": name, "resourceVersion": version});
         Row::of(Object::from_value(json!({"metadata": metadata})).expect("an object"))
     }
 
@@ -640,7 +648,7 @@ mod tests {
         let routes = resource("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes");
         writer.open(Kind::HttpRoute, routes);
         let count = 3 * REFUSED_RETRIES;
-        let rows = (0..count).map(|number| named(&number.to_string(), "7")).collect();
+        let rows = (0..count).map(|number| named("a", &number.to_string(), "7")).collect();
         writer.on_event(Kind::HttpRoute, WatchEvent::Restarted(rows));
         let keys: Vec<StatusKey> = writer.objects.keys().cloned().collect();
         for key in &keys {
@@ -655,6 +663,23 @@ mod tests {
         writer.on_written((retried, Ok(Value::Null)));
         assert_eq!(due(&writer), count - 1);
         assert!(writer.refused.is_empty());
+    }
+
+    #[tokio::test]
+    async fn refused_statuses_of_one_namespace_do_not_delay_those_of_others() {
+        let mut writer = writer(None);
+        let count = 3 * REFUSED_RETRIES;
+        let mut keys: Vec<StatusKey> = (0..count)
+            .map(|number| writer.key(Kind::HttpRoute, "a".into(), number.to_string().into()))
+            .collect();
+        let last = writer.key(Kind::HttpRoute, "b".into(), "x".into());
+        keys.push(last.clone());
+        for key in keys {
+            writer.on_written((key, Err(WriteError::Refused("invalid".to_owned()))));
+        }
+        writer.retry_refused();
+        assert!(writer.retried.contains(&last));
+        assert_eq!(writer.retried.len(), REFUSED_RETRIES);
     }
 
     #[tokio::test]
