@@ -147,6 +147,13 @@ impl Condition {
         })
     }
 
+    /// Returns true if this condition says nothing new after an earlier one. Of success, the number of proxies does not
+    /// count: it may change all the time.
+    fn repeats(&self, earlier: &Self) -> bool {
+        let result = |condition: &Self| (condition.generation, condition.status, condition.reason);
+        result(self) == result(earlier) && (self.status == "True" || self.message == earlier.message)
+    }
+
     /// Returns the conditions to write in the place of the present ones; `None` if they say the same. The list is
     /// replaced as a whole, so conditions of others are repeated.
     fn applied(&self, status: &Value, now: &str) -> Option<Value> {
@@ -211,7 +218,7 @@ impl Seen {
     }
 }
 
-/// Conditions that other programs have removed, and the objects whose wanted condition is the removed one.
+/// Conditions that other programs have removed, and the objects whose wanted condition repeats the removed one.
 #[derive(Default)]
 struct Removals {
     conditions: BTreeMap<StatusKey, Condition>,
@@ -224,7 +231,8 @@ impl Removals {
     }
 
     fn wanted(&mut self, key: &StatusKey, condition: &Condition) {
-        if self.conditions.remove(key).as_ref() == Some(condition) {
+        let removed = self.conditions.remove(key);
+        if removed.is_some_and(|removed| condition.repeats(&removed)) {
             self.restored.insert(key.clone());
         } else {
             self.restored.remove(key);
@@ -497,7 +505,9 @@ mod tests {
         let object = ObjectKey::new(&ClusterId::new("c"), "shop", "a");
         let (kind, mut removals) = (Kind::VirtualService, Removals::default());
         let key = StatusKey { kind, object };
-        let of = |acknowledged| Condition::of(3, &report(ObjectState::Acknowledged, acknowledged, 0)).expect("known");
+        let of = |state, acknowledged| Condition::of(3, &report(state, acknowledged, 0)).expect("known");
+        let all = |acknowledged| of(ObjectState::Acknowledged, acknowledged);
+        let some = |acknowledged| of(ObjectState::Pending, acknowledged);
         let mut is_restored = |condition: &Condition, removed: Option<Condition>| {
             if let Some(removed) = removed {
                 removals.removed(&key, removed);
@@ -505,11 +515,12 @@ mod tests {
             removals.wanted(&key, condition);
             removals.restored.contains(&key)
         };
-        assert!(!is_restored(&of(4), None), "nothing was removed");
-        assert!(is_restored(&of(4), Some(of(4))));
-        assert!(!is_restored(&of(5), Some(of(4))), "more proxies have it");
-        assert!(is_restored(&of(5), Some(of(5))));
-        assert!(!is_restored(&of(5), None), "it is wanted for another reason");
+        assert!(!is_restored(&some(4), None), "nothing was removed");
+        assert!(is_restored(&some(4), Some(some(4))));
+        assert!(!is_restored(&some(5), Some(some(4))), "more proxies have it");
+        assert!(!is_restored(&all(5), Some(some(5))), "all proxies have it");
+        assert!(is_restored(&all(6), Some(all(5))), "all have it as before");
+        assert!(!is_restored(&all(6), None), "it is wanted for another reason");
     }
 
     #[test]
