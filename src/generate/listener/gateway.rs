@@ -404,8 +404,8 @@ impl ListenerBuilder<'_> {
     }
 
     /// Returns true, with a note about a field of the object that declares the chain, if the chains of a namespace up
-    /// to this place would repeat too much. Such a chain denies all traffic: without it, connections might match the chain
-    /// of a wildcard.
+    /// to this place would repeat too much. Such a chain denies all traffic: without it, connections might match the
+    /// chain of a wildcard.
     fn exceeds_limit(&self, object: &str, field: &str, size: usize, place: usize) -> bool {
         let excess = Excess::of(size, place).filter(|_| size > SMALL_CHAIN);
         match &excess {
