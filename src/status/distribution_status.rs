@@ -315,7 +315,7 @@ impl Conditions {
         }
     }
 
-    /// Takes a report. Returns the object if its condition must be compared now.
+    /// Handles a report. Returns the object if its condition must be compared now.
     fn handle_report(&mut self, (key, number, report): News) -> Option<StatusKey> {
         let now = Instant::now();
         // An answer that waits for the object took no computation.

@@ -589,7 +589,7 @@ impl WatchedResource {
         })
     }
 
-    /// Sends resources that the client waits for with the next response.
+    /// Postpones resources that the client waits for to the next response.
     fn postpone(&mut self, names: BTreeSet<SmolStr>) {
         for name in names {
             if let Some(withheld) = self.refused.get_mut(&name) {

@@ -26,8 +26,8 @@ pub(super) fn resource_name(written: &str, namespace: &Namespace) -> Option<Stri
     for scheme in ["configmap://", "kubernetes-gateway://"] {
         if let Some(rest) = typed(scheme) {
             let mut parts = rest.split('/');
-            let (owner, name) = (parts.next()?, parts.next()?);
-            return (!owner.is_empty() && !name.is_empty()).then(|| format!("{scheme}{namespace}/{name}"));
+            let (declared_namespace, name) = (parts.next()?, parts.next()?);
+            return (!declared_namespace.is_empty() && !name.is_empty()).then(|| format!("{scheme}{namespace}/{name}"));
         }
     }
     let rest = typed(SECRET).unwrap_or(written);

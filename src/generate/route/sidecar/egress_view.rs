@@ -269,7 +269,7 @@ impl<'a> EgressView<'a> {
         service.rule.get_or_init(find).clone()
     }
 
-    /// Returns those of these services with default routes, except those that are `taken`.
+    /// Returns the services with default routes for a port, except those that are `taken`.
     pub(super) fn hosts_with_routes(
         &self,
         services: impl Iterator<Item = ServiceIndex>,
