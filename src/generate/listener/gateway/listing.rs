@@ -427,6 +427,7 @@ mod tests {
         super::tests::{SERVICES, with_part},
         *,
     };
+    use crate::model::sidecar_scope;
 
     /// Each server has the chains of all services, so thousands of servers multiply them. But a tenant with thousands
     /// of subsets must not take all chains from a second server.
@@ -444,7 +445,7 @@ spec:
         let files = [("config.yaml", gateway), ("kube.yaml", SERVICES)];
         with_part(&files, |ctx, part| {
             let merged = part.gateways.merged(ctx);
-            let scope = ctx.tcp_scope(&part.scope);
+            let scope = sidecar_scope::scope(ctx.cx, ctx.mesh, &part.scope).expect("a scope");
             let (port, servers) = merged.ports.first().expect("a port");
             for (namespace, before, share, expected, is_less) in [
                 ("one", MAX_PASSED_THROUGH - 1, 5, "ab", false),
