@@ -152,8 +152,8 @@ pub fn message(error: &::kube::Error) -> String {
     }
 }
 
-/// Waits for a request that is no watch, but not for ever: the library has no time limit, and a machine that vanished
-/// sends no response. A write that took too long may have succeeded.
+/// Waits for a request that is not a watch, but not for ever: the library has no time limit, and a machine that
+/// vanished sends no response. A write that took too long may have succeeded.
 pub fn limited<'a, T>(
     request: impl Future<Output = Result<T, ::kube::Error>> + Send + 'a,
 ) -> BoxFuture<'a, Result<T, ::kube::Error>> {

@@ -42,7 +42,7 @@ pub(super) fn append_quoted(out: &mut Vec<u8>, bytes: &[u8], charset: Charset) {
     out.push(b'"');
 }
 
-/// Returns a character in single quotes. A number that is no character is U+FFFD.
+/// Returns a character in single quotes. A number that is not a character is U+FFFD.
 pub(super) fn quote_char(code: i64, charset: Charset) -> String {
     let mut out = String::from("'");
     escape(&mut out, char_of(code), '\'', charset);

@@ -103,7 +103,7 @@ enum Ports {
     Http,
 }
 
-/// What has become of an attack.
+/// Numbers of connections or requests of an attack, by their outcome.
 #[derive(Default)]
 struct Counts {
     /// The number of connections or requests that the daemon has accepted.

@@ -15,7 +15,7 @@ use crate::{
     api::Kind,
 };
 
-/// Reports credentials that do not exist next to the pods of the Gateway, or that are no valid certificates.
+/// Reports credentials that do not exist next to the pods of the Gateway, or that are not valid certificates.
 ///
 /// Parity (pkg/config/analysis/analyzers/gateway/secret.go).
 pub(in crate::analyze) fn credentials(mesh: &Mesh, report: &mut Report) {

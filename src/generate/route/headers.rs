@@ -54,7 +54,7 @@ pub(crate) fn header(key: &str, value: &str, action: HeaderAppendAction) -> Head
     }
 }
 
-/// Returns headers to set, then headers to add, each sorted by key. A value that is no format string is literal.
+/// Returns headers to set, then headers to add, each sorted by key. A value that is not a format string is literal.
 fn additions(operations: &HeaderOperations) -> Vec<HeaderValueOption> {
     let set = operations
         .set

@@ -70,7 +70,7 @@ fn registries_count_in_their_order_and_have_networks() {
         .map(|endpoint| (endpoint.address.as_str(), endpoint.origin.network.as_str()))
         .collect();
     let want = [("10.0.0.2", ""), ("10.0.0.1", "n1")];
-    assert_eq!(found, want, "clusters that are no registry do not count");
+    assert_eq!(found, want, "clusters that are not registries do not count");
 }
 
 #[test]

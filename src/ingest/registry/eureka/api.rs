@@ -147,7 +147,7 @@ fn lease<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Lease, D::Error> 
     Ok(duration.map_or_else(Lease::default, Lease))
 }
 
-/// Reads metadata; values that are no text are ignored.
+/// Reads metadata; values that are not text are ignored.
 fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     let Value::Object(map) = Value::deserialize(deserializer)? else {
         return Ok(BTreeMap::new());
