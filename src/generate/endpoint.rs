@@ -1,13 +1,14 @@
 //! Endpoints: load assignments of EDS clusters and of DNS clusters, where they are inline.
 //!
-//! There are three steps: select the endpoints that a proxy may use, by locality ([`assignment`]); replace those in
-//! other networks by the gateways to these networks ([`network`]); apply locality load balancing to the groups
-//! ([`locality`]).
+//! There are four steps: select the endpoints of a port and subset ([`selection`]); group those that a proxy may use by
+//! locality ([`assignment`]); replace those in other networks by the gateways to these networks ([`network`]); apply
+//! locality load balancing to the groups ([`locality`]).
 
 mod assignment;
 mod lb_endpoint;
 mod locality;
 mod network;
+mod selection;
 
 use std::collections::BTreeSet;
 
@@ -33,6 +34,7 @@ use crate::{
 pub use assignment::Target;
 use lb_endpoint::LocalityEndpoints;
 pub use locality::{LocalityLb, LocationDependencies, locality_setting, needs};
+pub use selection::EndpointMemo;
 
 /// Inputs of a load assignment, besides the rows that it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -13,7 +13,8 @@ use super::{
     build_context::PushMemo,
     cluster,
     encoded::ResourceType,
-    endpoint, extension,
+    endpoint::{self, EndpointMemo},
+    extension,
     filter::FilterMemo,
     gateway::GatewayMemo,
     grpc,
@@ -348,4 +349,5 @@ pub fn push_memo(common: CommonLists, fragments: Fragments, chains: Chains, pool
         .with(HostNamesMemo::default())
         .with(Arc::<CommonRoutesMemo>::default())
         .with(FilterMemo::default())
+        .with(EndpointMemo::default())
 }

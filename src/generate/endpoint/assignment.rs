@@ -12,7 +12,7 @@ use super::{
     waypoint_service,
 };
 use crate::{
-    base::{Labels, Namespace, Shared, SmolStr, address::host_port, cidr, select},
+    base::{Labels, Namespace, Shared, SmolStr, address::host_port, cidr},
     generate::{
         BuildContext,
         name::ClusterMode,
@@ -35,7 +35,7 @@ use crate::{
     proto::{
         envoy::config::core::v3::HealthStatus,
         field::{additional_address, endpoint as endpoint_field, lb_endpoint, metadata},
-        istio::networking::v1alpha3::{ClientTlsSettings, Subset, TrafficPolicy, client_tls_settings::TlSmode},
+        istio::networking::v1alpha3::{ClientTlsSettings, TrafficPolicy, client_tls_settings::TlSmode},
     },
 };
 
@@ -78,7 +78,7 @@ impl Target<'_> {
         // The cluster for the first port of an InferencePool has those of all ports, between which the picker selects.
         let first = self.service.ports.first().map(|port| port.number);
         let is_pool = first == Some(self.port.number) && inference_pool::is_shadow(&self.service.labels);
-        let serves = |endpoint: &&Endpoint| {
+        let serves = |endpoint: &Endpoint| {
             if is_pool {
                 true
             } else if registries.contains(&endpoint.origin.cluster) {
@@ -87,8 +87,8 @@ impl Target<'_> {
                 endpoint.port_name == self.port.name
             }
         };
-        let served = row.endpoints.iter().filter(serves);
-        let groups = self.groups(ctx, client, served.filter(usable));
+        let selected = self.select(ctx, &row.endpoints, serves);
+        let groups = self.groups(ctx, client, selected.into_iter().filter(usable));
         self.balanced(ctx, client, groups, client.labels.as_ref())
     }
 
@@ -119,8 +119,8 @@ impl Target<'_> {
         let Some(traits) = ctx.mesh.endpoint_traits.get(ctx.cx, &self.service.key) else {
             return Vec::new();
         };
-        let served = traits.inline.iter().filter(|endpoint| endpoint.serves(self.port));
-        let groups = self.groups(ctx, client, served);
+        let selected = self.select(ctx, &traits.inline, |endpoint| endpoint.serves(self.port));
+        let groups = self.groups(ctx, client, selected);
         // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): failover priorities apply only to the default cluster
         // among inline clusters.
         let is_default = self.subset.is_empty() && self.mode == ClusterMode::Default;
@@ -151,23 +151,22 @@ impl Target<'_> {
             .and_then(|rule| traffic_policy::policy_of(rule, self.port.number, self.subset))
     }
 
-    /// Groups the endpoints by locality, with network gateways in place of the endpoints behind them.
+    /// Groups selected endpoints by locality, with network gateways in place of the endpoints behind them.
     fn groups<'e>(
         &self,
         ctx: &BuildContext,
         client: &EndpointProxyView,
-        endpoints: impl Iterator<Item = &'e Endpoint>,
+        endpoints: impl IntoIterator<Item = &'e Endpoint>,
     ) -> Vec<LocalityEndpoints> {
         let mut peers = MtlsChecker::new(self);
         let mut by_locality: BTreeMap<&str, Vec<LbEndpoint>> = BTreeMap::new();
-        let subset = self.rule.and_then(|rule| rule.subset(self.subset));
         let listener = if client.forwards {
             FORWARD_INNER_CONNECT
         } else {
             CONNECT_ORIGINATE
         };
-        let usable = endpoints.filter(|endpoint| selects(subset, endpoint) && self.is_usable(ctx, client, endpoint));
-        for endpoint in usable {
+        let endpoints = endpoints.into_iter();
+        for endpoint in endpoints.filter(|endpoint| self.is_usable(ctx, client, endpoint)) {
             let mtls = peers.use_mtls(ctx, endpoint);
             let tunnelled = self.through_waypoint.is_some() || !client.no_tunnels && self.is_tunnelled(ctx, endpoint);
             let member = member(ctx, self, endpoint, mtls, tunnelled.then_some(listener));
@@ -244,14 +243,6 @@ impl Target<'_> {
         };
         health(ctx, endpoint) != Health::Draining || has_sessions()
     }
-}
-
-/// Returns true if the endpoint has the labels of the subset; without one, every endpoint has.
-fn selects(subset: Option<&Subset>, endpoint: &Endpoint) -> bool {
-    subset.is_none_or(|subset| {
-        let pairs = subset.labels.iter();
-        select::matches(pairs.map(|(k, v)| (k.as_str(), v.as_str())), &endpoint.origin.labels)
-    })
 }
 
 /// Returns true if proxies of this cluster may use the endpoint. A proxy without a cluster name may be of any cluster.

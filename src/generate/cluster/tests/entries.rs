@@ -343,3 +343,74 @@ spec:
     let excluded = "{address: x.com, locality: r1}, {address: y.com, locality: r2}";
     assert_eq!(kind(excluded), "STRICT_DNS");
 }
+
+#[test]
+fn ports_and_subsets_select_from_few_endpoints_and_from_many() {
+    let subsets: [(&str, &[(&str, usize)]); 4] = [
+        ("one", &[("a", 1)]),
+        ("both", &[("a", 1), ("b", 2)]),
+        ("none", &[("a", 7)]),
+        ("all", &[]),
+    ];
+    for (resolution, workloads) in [("STATIC", 60), ("STATIC", 120), ("DNS", 60), ("DNS", 120)] {
+        let labels = |workload: usize| [("a", workload % 2), ("b", workload % 5)];
+        let map = |labels: &[(&str, usize)]| {
+            let pairs = labels.iter().map(|(key, value)| format!("{key}: '{value}'"));
+            format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
+        };
+        let endpoints = (0..workloads).map(|workload| {
+            let labels = map(&labels(workload));
+            format!("{{address: 10.9.0.{workload}, labels: {labels}, ports: {{second: 9002}}}}")
+        });
+        let declared = subsets
+            .iter()
+            .map(|(name, labels)| format!("{{name: {name}, labels: {}}}", map(labels)));
+        let config = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: many}}
+spec:
+  hosts: [many.example]
+  resolution: {resolution}
+  ports:
+  - {{number: 81, name: first, protocol: TCP}}
+  - {{number: 82, name: second, protocol: TCP}}
+  - {{number: 83, name: third, protocol: TCP, targetPort: 9003}}
+  endpoints: [{}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: many}}
+spec: {{host: many.example, subsets: [{}]}}
+",
+            endpoints.collect::<Vec<_>>().join(", "),
+            declared.collect::<Vec<_>>().join(", "),
+        );
+        let fixture = fixture(&config);
+        let without = ("", [].as_slice());
+        for ((subset, selector), (port, target)) in subsets
+            .iter()
+            .chain([&without])
+            .flat_map(|subset| [(81, 81), (82, 9002), (83, 9003)].map(|port| (subset, port)))
+        {
+            let name = format!("outbound|{port}|{subset}|many.example");
+            let groups = match resolution {
+                "DNS" => fixture.cluster(&name)["loadAssignment"]["endpoints"].clone(),
+                _ => fixture.endpoints(0, &name),
+            };
+            let members = groups[0]["lbEndpoints"].as_array().into_iter().flatten();
+            let sockets = members.map(|member| &member["endpoint"]["address"]["socketAddress"]);
+            let sockets: Vec<(&Value, &Value)> = sockets
+                .map(|socket| (&socket["address"], &socket["portValue"]))
+                .collect();
+            let selected =
+                (0..workloads).filter(|workload| selector.iter().all(|pair| labels(*workload).contains(pair)));
+            let expected: Vec<(Value, Value)> = selected
+                .map(|workload| (json!(format!("10.9.0.{workload}")), json!(target)))
+                .collect();
+            let expected: Vec<(&Value, &Value)> = expected.iter().map(|(address, port)| (address, port)).collect();
+            assert_eq!(sockets, expected, "{resolution} {workloads} {name}");
+        }
+    }
+}
