@@ -20,6 +20,7 @@ use super::{
     grpc,
     listener::{
         self,
+        outbound::listener::StreamRoutesPool,
         waypoint::chains::{Chains, ServiceChainsKey},
     },
     name_table,
@@ -333,6 +334,7 @@ pub struct Pools {
     /// Parts of resources.
     pub blocks: Shared<BlockPool>,
     bindings: Shared<route::BindingPool>,
+    streams: Shared<StreamRoutesPool>,
 }
 
 /// Creates the values that resources share during one update, with the lists and fragments from before it. The store
@@ -342,6 +344,7 @@ pub fn push_memo(common: CommonLists, fragments: Fragments, chains: Chains, pool
         .with(common)
         .with(pools.blocks.clone())
         .with(pools.bindings.clone())
+        .with(pools.streams.clone())
         .with(fragments)
         .with(chains)
         .with(GatewayMemo::default())

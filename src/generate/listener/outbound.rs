@@ -10,7 +10,7 @@ mod tcp;
 pub mod virtual_listener;
 
 use std::{
-    cell::OnceCell,
+    cell::{OnceCell, RefCell},
     collections::{BTreeMap, BTreeSet},
 };
 
@@ -19,7 +19,7 @@ use smol_str::SmolStr;
 use super::ListenerKey;
 use crate::{
     base::{
-        Hashed, Hostname, ObjectKey, cidr,
+        Hashed, Hostname, ObjectKey, Shared, cidr,
         host::{self, HostsByEnd},
     },
     generate::{
@@ -37,7 +37,7 @@ use crate::{
         virtual_service::{self, PortRoutes},
     },
 };
-use listener::{ChainKind, ListenPort, ListenerService, OutboundListenerKey};
+use listener::{ChainKind, ListenPort, ListenerService, OutboundListenerKey, StreamRoutes, StreamRoutesPool};
 use proxy_view::OutboundListenerProxyView;
 
 /// Outbound listeners of the sidecars of one scope.
@@ -81,6 +81,15 @@ struct EntryBuilder<'a> {
     positions: BTreeMap<&'a ObjectKey, usize>,
     /// Hosts of the VirtualServices of the scope.
     hosts: OnceCell<HostsByEnd<Vec<&'a ObjectKey>>>,
+    /// Routes of VirtualServices. One may apply to all services of the mesh, so they are found once.
+    routes: RefCell<BTreeMap<ObjectKey, KnownRoutes>>,
+}
+
+/// TCP and TLS routes of a VirtualService.
+struct KnownRoutes {
+    shared: Hashed<StreamRoutes>,
+    /// Numbers of the TCP routes, and of the TLS routes.
+    numbers: [PortRoutes; 2],
 }
 
 /// A service port that needs a listener.
@@ -108,6 +117,7 @@ impl OutboundListenerPart {
             entries: BTreeMap::new(),
             positions: BTreeMap::new(),
             hosts: OnceCell::new(),
+            routes: RefCell::default(),
         };
         for egress in &scope.egress {
             let bind_to_port = self.client.interception == InterceptionMode::None
@@ -121,7 +131,7 @@ impl OutboundListenerPart {
             builder.add_egress(egress, &binds, bind_to_port);
         }
         builder.refuse_surplus();
-        builder.add_destinations();
+        builder.forget_surplus();
         let catch_all = catch_all_cluster(&scope.outbound_policy);
         // Every TCP service has a listener of its own, which is the same for most workloads.
         let without_http = Hashed::new(self.client.without_http());
@@ -346,7 +356,6 @@ impl<'a> EntryBuilder<'a> {
             aliases: None,
             virtual_services: Vec::new(),
             is_surplus: false,
-            destinations: Vec::new(),
         };
         if kind == ChainKind::Http {
             // An HTTP listener does not depend on the service, unless the service uses dynamic DNS.
@@ -358,7 +367,7 @@ impl<'a> EntryBuilder<'a> {
         }
         member.rule = self.rule(&request.service.key);
         member.aliases = request.egress.alias_filters.get(&request.service.key).cloned();
-        match self.virtual_services(request.service) {
+        match self.virtual_services(request.service, &request.port) {
             Some(found) => member.virtual_services = found,
             None => member.is_surplus = true,
         }
@@ -394,7 +403,8 @@ impl<'a> EntryBuilder<'a> {
             let has_ranges = !member.ranges.is_empty();
             let is_tls = member.port.protocol.is_tls();
             let port = member.port.number;
-            for key in &member.virtual_services {
+            for routes in &member.virtual_services {
+                let key = &routes.virtual_service;
                 // Chains with equal matches occur once in a listener.
                 let chains = (listener, key, is_tls);
                 let known = counted.get(&chains).filter(|_| !has_ranges);
@@ -414,27 +424,33 @@ impl<'a> EntryBuilder<'a> {
         }
     }
 
-    /// Adds the destinations of TCP and TLS routes to the services that have these. A VirtualService may have thousands
-    /// and apply to all services of the mesh, so they are found once, and only where the routes count.
-    fn add_destinations(&mut self) {
-        let mut entries = std::mem::take(&mut self.entries);
-        let mut known: BTreeMap<ObjectKey, Vec<(ScopedService, Option<RuleRef>)>> = BTreeMap::new();
-        for member in entries.values_mut().flat_map(|entry| &mut entry.services) {
-            if member.is_surplus {
-                // Keys are kept.
-                member.virtual_services = Vec::new();
-                continue;
-            }
-            for key in &member.virtual_services {
-                let of_routes = known.entry(key.clone()).or_insert_with(|| self.destinations(key));
-                member.destinations.extend(of_routes.iter().cloned());
-            }
-            member
-                .destinations
-                .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-            member.destinations.dedup();
+    /// Removes the routes of services that are refused. Keys are kept.
+    fn forget_surplus(&mut self) {
+        let members = self.entries.values_mut().flat_map(|entry| &mut entry.services);
+        for member in members.filter(|member| member.is_surplus) {
+            member.virtual_services = Vec::new();
         }
-        self.entries = entries;
+    }
+
+    /// Returns the routes of a VirtualService for TLS or for plain TCP; `None` if none is for the port.
+    fn routes_on(&self, key: &ObjectKey, is_tls: bool, port: u32) -> Option<Hashed<StreamRoutes>> {
+        let mut all = self.routes.borrow_mut();
+        let routes = all.entry(key.clone()).or_insert_with(|| self.find_routes(key));
+        let [tcp, tls] = &routes.numbers;
+        let numbers = if is_tls { tls } else { tcp };
+        (numbers.on(port) > 0).then(|| routes.shared.clone())
+    }
+
+    fn find_routes(&self, key: &ObjectKey) -> KnownRoutes {
+        let row = self.ctx.mesh.virtual_services.get(self.ctx.cx, key);
+        let routes = StreamRoutes {
+            virtual_service: key.clone(),
+            destinations: self.destinations(key),
+        };
+        KnownRoutes {
+            shared: self.ctx.memo.get::<Shared<StreamRoutesPool>>().share(routes),
+            numbers: row.map_or_else(Default::default, |row| [row.tcp_routes(), row.tls_routes()]),
+        }
     }
 
     /// Returns the destinations of a VirtualService with their DestinationRules.
@@ -449,9 +465,9 @@ impl<'a> EntryBuilder<'a> {
             .collect()
     }
 
-    /// Returns the VirtualServices of the egress listener with TCP or TLS routes for a service, in order; `None` if
-    /// there are too many.
-    fn virtual_services(&self, service: &Service) -> Option<Vec<ObjectKey>> {
+    /// Returns the VirtualServices of the egress listener with TCP or TLS routes for a port of a service, in order;
+    /// `None` if those of the service are too many.
+    fn virtual_services(&self, service: &Service, port: &ListenPort) -> Option<Vec<Hashed<StreamRoutes>>> {
         if self.positions.is_empty() {
             return Some(Vec::new());
         }
@@ -464,7 +480,9 @@ impl<'a> EntryBuilder<'a> {
         let positions = found.into_iter();
         let positions = positions.filter_map(|key| Some((*self.positions.get(key)?, key)));
         let in_order: BTreeMap<usize, &ObjectKey> = positions.take(MAX_VIRTUAL_SERVICES + 1).collect();
-        (in_order.len() <= MAX_VIRTUAL_SERVICES).then(|| in_order.into_values().cloned().collect())
+        let is_tls = port.protocol.is_tls();
+        let on_port = |key: &ObjectKey| self.routes_on(key, is_tls, port.number);
+        (in_order.len() <= MAX_VIRTUAL_SERVICES).then(|| in_order.into_values().filter_map(on_port).collect())
     }
 
     fn tcp_hosts(&self) -> HostsByEnd<Vec<&'a ObjectKey>> {

@@ -473,6 +473,70 @@ spec:
     assert!(closes(1001));
 }
 
+/// Thousands of services may share an address and the routes of a VirtualService, so that only the chains of the first
+/// of them are built.
+#[test]
+fn r21_services_of_one_address_share_the_chains_of_routes() {
+    let entry = |number: usize| {
+        format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: e{number}}}
+spec:
+  hosts: [e{number}.example.com]
+  addresses: [240.0.0.9]
+  resolution: STATIC
+  ports:
+  - {{number: 5000, name: tcp, protocol: TCP}}
+  - {{number: 5001, name: tcp-2, protocol: TCP}}
+  - {{number: 5002, name: tls, protocol: TLS}}
+  - {{number: 5003, name: tls-2, protocol: TLS}}
+---"
+        )
+    };
+    let declared = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: r}
+spec:
+  hosts: ['*.example.com']
+  tcp:
+  - match: [{destinationSubnets: [10.9.0.1], port: 5000}]
+    route: [{destination: {host: e7.example.com}}]
+  - match: [{destinationSubnets: [10.9.0.2], port: 5000}]
+    route: [{destination: {host: e8.example.com}}]
+  tls:
+  - match: [{sniHosts: [a.example.com], port: 5002}, {sniHosts: [b.example.com], port: 5002}]
+    route: [{destination: {host: e9.example.com}}]
+";
+    let config: String = (0..20).map(entry).chain([declared.to_owned()]).collect();
+    let fixture = Fixture::of(&config);
+    let clusters = |port: u32| {
+        let listener = fixture.get(&format!("240.0.0.9_{port}"));
+        let all = listener["filterChains"].as_array().cloned().unwrap_or_default();
+        let of_chain = |chain: Value| {
+            let filters = chain["filters"].as_array().expect("filters");
+            let proxy = &filters.last().expect("a filter")["typedConfig"];
+            proxy["cluster"].as_str().expect("a cluster").to_owned()
+        };
+        all.into_iter().map(of_chain).collect::<Vec<String>>()
+    };
+    let to = |port: u32, number: usize| format!("outbound|{port}||e{number}.example.com");
+    assert_eq!(clusters(5000), [to(5000, 7), to(5000, 8)]);
+    assert_eq!(clusters(5001), [to(5001, 0)], "no route is for the port");
+    assert_eq!(clusters(5002), [to(5002, 9), to(5002, 9)]);
+    assert_eq!(clusters(5003), [to(5003, 0)], "no route is for the port");
+    let notes = fixture.store.notes();
+    for port in [5000, 5001, 5002, 5003] {
+        let rejected = |number: usize| {
+            let detail = format!("240.0.0.9_{port} rejected e{number}.example.com");
+            notes.iter().any(|note| note.detail == detail)
+        };
+        assert!(!rejected(0) && (1..20).all(rejected), "{port}: {notes:?}");
+    }
+}
+
 #[test]
 fn modes_of_mutual_tls_differ_by_port() {
     let config = "

@@ -1,10 +1,15 @@
 //! One outbound listener of a sidecar, built from the service ports that share it.
 
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
 use smol_str::SmolStr;
 
 use super::{listener_name, proxy_view::OutboundListenerProxyView, resolves_on_demand};
 use crate::{
-    base::{Hashed, ObjectKey, Shared},
+    base::{Hashed, ObjectKey, Shared, pool::Pool},
     generate::{
         BuildContext,
         constant::{self, wildcards},
@@ -88,13 +93,49 @@ pub struct ListenerService {
     pub rule: Option<RuleRef>,
     /// The aliases of the service that are visible, unless all are.
     pub aliases: Option<Shared<[ServiceKey]>>,
-    /// VirtualServices with TCP or TLS routes for the service, in order.
-    pub virtual_services: Vec<ObjectKey>,
+    /// VirtualServices with TCP or TLS routes for the service on this port, in order.
+    pub virtual_services: Vec<Hashed<StreamRoutes>>,
     /// True if these routes exceed a limit, so that connections are closed.
     pub is_surplus: bool,
-    /// Destination services of these routes with their DestinationRules.
+}
+
+/// What the matches of the chains of a service port follow from, if VirtualServices have routes for it: these, the
+/// ranges of the service, and the protocol.
+type RoutedMatches<'m> = (&'m [Hashed<StreamRoutes>], &'m [SmolStr], Protocol);
+
+impl ListenerService {
+    fn routed_matches(&self) -> Option<RoutedMatches<'_>> {
+        let routes = &*self.virtual_services;
+        (!routes.is_empty()).then_some((routes, &*self.ranges, self.port.protocol))
+    }
+}
+
+/// TCP and TLS routes of a VirtualService. All services that have them share the value: there may be tens of thousands
+/// of services and of destinations.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StreamRoutes {
+    /// VirtualService.
+    pub virtual_service: ObjectKey,
+    /// Destination services with their DestinationRules, by host.
     pub destinations: Vec<(ScopedService, Option<RuleRef>)>,
 }
+
+/// The routes in the keys of all listeners. Equal ones are one allocation, so that keys are compared without reading
+/// the destinations for each service.
+#[derive(Default)]
+pub struct StreamRoutesPool(Mutex<Pool<Hashed<StreamRoutes>>>);
+
+impl StreamRoutesPool {
+    pub(super) fn share(&self, routes: StreamRoutes) -> Hashed<StreamRoutes> {
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.share(&Hashed::new(routes))
+    }
+}
+
+/// How often the chains of service ports with equal matches are built, if some of them may match what the ones before
+/// left over. Of most, none of the second can, so they are built once: tens of thousands of services may share a
+/// listener and thousands of routes.
+const MOST_BUILT: usize = 16;
 
 /// Kind of a port's chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,19 +182,40 @@ impl OutboundListenerKey {
         };
         let mut chains: Vec<Chain> = Vec::new();
         let mut taken = TakenMatches::default();
+        let mut built: BTreeMap<RoutedMatches<'_>, usize> = BTreeMap::new();
         for member in &self.services {
-            for mut chain in builder.chains(member) {
+            let matches = member.routed_matches();
+            let times = matches.and_then(|matches| built.get(&matches));
+            let times = times.copied().unwrap_or_default();
+            if times == MOST_BUILT {
+                if builder.service(member).is_some() {
+                    builder.note_conflict(member);
+                }
+                continue;
+            }
+            let own = builder.chains(member);
+            // Without a TLS route that applies, the names of the service are part of the match.
+            let is_tls = member.port.protocol.is_tls();
+            let is_routed = !own.is_empty() && own.iter().all(|chain| !is_tls || chain.metadata.is_some());
+            let mut is_final = true;
+            for mut chain in own {
+                let is_simple = chain.ranges.len() < 2 || chain.sni.len() < 2;
                 let remainder = taken.take(&mut chain);
+                is_final &= match remainder {
+                    Remainder::Whole => true,
+                    Remainder::Part => false,
+                    // Of several names in several ranges, some may be left over.
+                    Remainder::Nothing => is_simple,
+                };
                 if remainder != Remainder::Whole {
-                    let host = member.service.as_ref().map_or("", |service| &service.key.hostname);
-                    let detail = format!("{} rejected {host}", self.name());
-                    builder
-                        .stack
-                        .note("pilot_conflict_outbound_listener_tcp_over_current_tcp", detail);
+                    builder.note_conflict(member);
                 }
                 if remainder != Remainder::Nothing {
                     chains.push(chain);
                 }
+            }
+            if let Some(matches) = matches.filter(|_| is_routed) {
+                built.insert(matches, if is_final { MOST_BUILT } else { times + 1 });
             }
         }
         let listener = builder.listener(chains, |out| builder.write_catch_all(out));
@@ -162,9 +224,22 @@ impl OutboundListenerKey {
 }
 
 impl OutboundListenerBuilder<'_> {
+    /// Returns the service of a port; `None` if the listener does not depend on it, or if it is gone.
+    fn service(&self, member: &ListenerService) -> Option<&Shared<Service>> {
+        self.stack.ctx.member(member.service.as_ref()?)
+    }
+
+    /// Notes that chains of a service have the match of an earlier one.
+    fn note_conflict(&self, member: &ListenerService) {
+        let host = member.service.as_ref().map_or("", |service| &service.key.hostname);
+        let detail = format!("{} rejected {host}", self.key.name());
+        self.stack
+            .note("pilot_conflict_outbound_listener_tcp_over_current_tcp", detail);
+    }
+
     /// Returns the chains of one service port.
     fn chains(&self, member: &ListenerService) -> Vec<Chain> {
-        let service = member.service.as_ref().and_then(|listed| self.stack.ctx.member(listed));
+        let service = self.service(member);
         let on_demand = service
             .filter(|service| resolves_on_demand(service))
             .map(|service| &**service);

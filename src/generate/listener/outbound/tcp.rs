@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use smol_str::SmolStr;
 
 use super::{
-    listener::{ListenPort, ListenerService, OutboundListenerBuilder},
+    listener::{ListenPort, ListenerService, OutboundListenerBuilder, StreamRoutes},
     resolves_on_demand,
 };
 use crate::{
@@ -34,6 +34,9 @@ use crate::{
     proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination},
 };
 
+/// A VirtualService with its destinations.
+type RoutedRow<'r> = (&'r Shared<VirtualService>, &'r StreamRoutes);
+
 impl OutboundListenerBuilder<'_> {
     /// Returns the chains of a TCP, TLS or undeclared port.
     pub(super) fn tcp_chains(&self, member: &ListenerService, service: &Service) -> Vec<Chain> {
@@ -41,11 +44,11 @@ impl OutboundListenerBuilder<'_> {
             return vec![self.refusal(member, service)];
         }
         let ctx = &self.stack.ctx;
-        let rows: Vec<_> = member
-            .virtual_services
-            .iter()
-            .filter_map(|key| ctx.mesh.virtual_services.get(ctx.cx, key))
-            .collect();
+        let rows = member.virtual_services.iter().filter_map(|routes| {
+            let row = ctx.mesh.virtual_services.get(ctx.cx, &routes.virtual_service)?;
+            Some((row, &**routes))
+        });
+        let rows: Vec<RoutedRow<'_>> = rows.collect();
         if member.port.protocol.is_tls() {
             self.tls_chains(member, service, &rows)
         } else {
@@ -53,11 +56,11 @@ impl OutboundListenerBuilder<'_> {
         }
     }
 
-    fn tls_chains(&self, member: &ListenerService, service: &Service, rows: &[&Shared<VirtualService>]) -> Vec<Chain> {
+    fn tls_chains(&self, member: &ListenerService, service: &Service, rows: &[RoutedRow<'_>]) -> Vec<Chain> {
         let mut ranges = owned(&member.ranges);
         let mut handled: BTreeSet<(&[String], &[String])> = BTreeSet::new();
         let mut chains = Vec::new();
-        for row in rows {
+        for (row, declared) in rows.iter().copied() {
             for route in row.tls.iter().filter(|route| !route.route.is_empty()) {
                 for attributes in route
                     .r#match
@@ -80,7 +83,7 @@ impl OutboundListenerBuilder<'_> {
                         sni: attributes.sni_hosts.clone(),
                         ranges: ranges.clone(),
                         metadata: Some(config_metadata(&row.meta)),
-                        filters: self.route_filters(member, row, &route.route),
+                        filters: self.route_filters(member, (row, declared), &route.route),
                         ..Default::default()
                     });
                 }
@@ -97,16 +100,11 @@ impl OutboundListenerBuilder<'_> {
         chains
     }
 
-    fn plain_chains(
-        &self,
-        member: &ListenerService,
-        service: &Service,
-        rows: &[&Shared<VirtualService>],
-    ) -> Vec<Chain> {
+    fn plain_chains(&self, member: &ListenerService, service: &Service, rows: &[RoutedRow<'_>]) -> Vec<Chain> {
         let ranges = owned(&member.ranges);
         let mut chains = Vec::new();
         let mut has_default = false;
-        for row in rows {
+        for (row, declared) in rows.iter().copied() {
             for route in row.tcp.iter().filter(|route| !route.route.is_empty()) {
                 let applying: Vec<_> = route
                     .r#match
@@ -120,7 +118,7 @@ impl OutboundListenerBuilder<'_> {
                     chains.push(Chain {
                         ranges,
                         metadata: Some(config_metadata(&row.meta)),
-                        filters: self.route_filters(member, row, &route.route),
+                        filters: self.route_filters(member, (row, declared), &route.route),
                         ..Default::default()
                     });
                     return chains;
@@ -138,7 +136,7 @@ impl OutboundListenerBuilder<'_> {
                 has_default |= subnets == own;
                 chains.push(Chain {
                     ranges: subnets,
-                    filters: self.route_filters(member, row, &route.route),
+                    filters: self.route_filters(member, (row, declared), &route.route),
                     ..Default::default()
                 });
             }
@@ -251,11 +249,11 @@ impl OutboundListenerBuilder<'_> {
     fn route_filters(
         &self,
         member: &ListenerService,
-        row: &VirtualService,
+        (row, declared): RoutedRow<'_>,
         routes: &[RouteDestination],
     ) -> NetworkFilters {
         let destination = routes[0].destination.clone().unwrap_or_default();
-        let (service, rule) = self.destination(member, &destination.host).unzip();
+        let (service, rule) = self.destination(declared, &destination.host).unzip();
         let service = service.as_deref();
         let rule = self.rule(rule.flatten());
         let rule = rule.as_deref();
@@ -289,7 +287,7 @@ impl OutboundListenerBuilder<'_> {
                 .filter(|route| route.weight > 0)
                 .filter_map(|route| Some((route.destination.as_ref()?, route.weight)))
                 .map(|(destination, weight)| {
-                    let service = self.destination(member, &destination.host).map(|(service, _)| service);
+                    let service = self.destination(declared, &destination.host).map(|(service, _)| service);
                     let cluster = destination::cluster(
                         destination,
                         service.as_deref(),
@@ -323,14 +321,14 @@ impl OutboundListenerBuilder<'_> {
         self.stack.tcp_chain(chain, member.port.protocol, upstream)
     }
 
-    fn destination<'m>(
+    fn destination<'r>(
         &self,
-        member: &'m ListenerService,
+        declared: &'r StreamRoutes,
         host: &str,
-    ) -> Option<(Shared<Service>, Option<&'m RuleRef>)> {
+    ) -> Option<(Shared<Service>, Option<&'r RuleRef>)> {
         let of_host = |(service, _): &(ScopedService, _)| service.key.hostname.as_str().cmp(host);
-        let place = member.destinations.binary_search_by(of_host).ok()?;
-        let (service, rule) = &member.destinations[place];
+        let place = declared.destinations.binary_search_by(of_host).ok()?;
+        let (service, rule) = &declared.destinations[place];
         Some((self.stack.ctx.scoped(service)?, rule.as_ref()))
     }
 
