@@ -471,6 +471,29 @@ fn a_virtual_service_may_have_many_destinations_and_servers() {
     assert_eq!(mirrors[1]["cluster"], "outbound|8000||a1.example");
 }
 
+/// Each port has routes of its own. Reading all ports of the destination for each of them would take cubic time.
+#[test]
+fn r21_services_of_one_host_may_have_many_ports() {
+    const HOST: &str = "d.default.svc.cluster.local";
+    let ports = (1000..2000).map(|number| format!("{{name: http-{number}, port: {number}}}"));
+    let ports: Vec<String> = ports.collect();
+    let service = format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: d}}\nspec: {{clusterIP: 10.0.0.4, ports: [{}]}}\n",
+        ports.join(", ")
+    );
+    let entry = format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: d}}\n\
+         spec: {{hosts: [{HOST}], resolution: STATIC, ports: [{{number: 999, name: http, protocol: HTTP}}]}}\n"
+    );
+    let spec = format!("{{hosts: [{HOST}], http: [{{route: [{{destination: {{host: {HOST}, subset: v1}}}}]}}]}}");
+    let config = [service, entry, virtual_service("d", &spec)].concat();
+    let fixture = Fixture::new(&config, vec![sidecar(&json!({}))]);
+    for port in [999, 1000, 1999] {
+        let clusters = fixture.clusters(&port.to_string(), &format!("{HOST}:{port}"));
+        assert_eq!(clusters, [format!("outbound|{port}|v1|{HOST}")]);
+    }
+}
+
 #[test]
 fn https_redirect_needs_no_virtual_service() {
     let config = gateway_config(

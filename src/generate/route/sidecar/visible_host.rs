@@ -77,11 +77,16 @@ impl<'a> VisibleHost<'a> {
         Some((position, Service::member(self.row, position)?))
     }
 
-    /// Returns the service that represents the host on a port as a destination.
+    /// Returns the service that represents the host on a port as a destination: with this port only, or for port 0
+    /// with all of its own. Routes of one port depend on no other (`PortInference::Listener`), and there may be tens of
+    /// thousands, each with routes to the service.
     pub(super) fn scoped(&self, port: u32) -> Option<ScopedService> {
         let (member, service) = self.at(port)?;
         let merged = self.members.as_ref().map(|_| {
-            let ports = service.ports.iter().map(|port| (port.number, member)).collect();
+            let ports = match port {
+                0 => service.ports.iter().map(|port| (port.number, member)).collect(),
+                port => BTreeMap::from([(port, member)]),
+            };
             Shared::new(MergedService { member, ports })
         });
         let key = service.key.clone();
