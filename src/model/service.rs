@@ -8,6 +8,7 @@ pub(super) mod kube;
 pub mod mcs;
 pub mod member;
 pub mod node_selector;
+mod ports;
 mod protocol;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use crate::{
 };
 
 pub use member::{InboundPorts, MergedPort, MergedService, ScopedService, ServiceRef};
+pub use ports::ServicePorts;
 pub use protocol::Protocol;
 
 /// Key of a service: host first, so that rows of one host are adjacent.
@@ -115,7 +117,7 @@ pub struct Service {
     /// Creation time in seconds since 1970; the older service wins conflicts.
     pub creation: i64,
     /// The ports, in declared order.
-    pub ports: Vec<ServicePort>,
+    pub ports: ServicePorts,
     /// Virtual IPs of a Kubernetes Service by cluster ([`UNSPECIFIED_IP`] without one); empty for ServiceEntries, whose
     /// address is in `default_address`. Most have one entry, for which a `BTreeMap` would take 640 bytes.
     pub cluster_vips: LiteMap<ClusterId, Vec<SmolStr>>,

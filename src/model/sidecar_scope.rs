@@ -279,7 +279,7 @@ impl SidecarScope {
 
 fn shows_port(port_filters: &PortFilters, service: &ServiceKey, port: u32) -> bool {
     let ports = port_filters.get(service);
-    ports.is_none_or(|ports| ports.contains(&port))
+    ports.is_none_or(|ports| ports.binary_search(&port).is_ok())
 }
 
 /// Computes a scope; `None` if its Sidecar does not exist.

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, TargetPort, Visibility};
+use super::{Registry, Resolution, Service, ServiceKey, ServicePort, TargetPort, Visibility};
 use crate::base::Shared;
 
 /// A service by its row and its position among [`Service::members`]; 0 for the only service of a row.
@@ -112,12 +112,10 @@ pub(super) fn combined(
     let others = members
         .iter()
         .filter(|member| member.merge_class == service.merge_class);
-    let added: Vec<ServicePort> = others
+    let added = others
         .flat_map(|member| &member.ports)
-        .filter(|port| known.insert(port.number))
-        .cloned()
-        .collect();
-    service.ports.extend(added);
+        .filter(|port| known.insert(port.number));
+    service.ports = service.ports.iter().chain(added).cloned().collect();
     service.members = members.into_iter().map(Shared::new).collect();
     Some(service)
 }
@@ -179,8 +177,7 @@ impl Service {
 
     /// Returns the port with this number; UDP ports are ignored.
     pub fn port(&self, number: u32) -> Option<&ServicePort> {
-        let mut served = self.ports.iter().filter(|port| port.protocol != Protocol::Udp);
-        served.find(|port| port.number == number)
+        self.ports.served(number)
     }
 }
 
@@ -247,6 +244,6 @@ impl Visibility {
     /// Returns true if a service of the row has a port with this number.
     pub fn has_port(&self, number: u32) -> bool {
         let mut rows = std::iter::once(self).chain(&self.members);
-        rows.any(|row| row.ports.contains(&number))
+        rows.any(|row| row.ports.binary_search(&number).is_ok())
     }
 }

@@ -146,7 +146,7 @@ impl<'a> Imports<'a> {
             .find(|hosts| hosts.cover(&key.hostname))?;
         let ports = match port {
             None => None,
-            Some(port) if !visibility.ports.contains(&port) => return None,
+            Some(port) if visibility.ports.binary_search(&port).is_err() => return None,
             Some(_) if visibility.ports.len() == 1 && service.row.members.is_empty() => None,
             Some(port) => Some(vec![port]),
         };

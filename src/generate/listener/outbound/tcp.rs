@@ -220,7 +220,7 @@ impl OutboundListenerBuilder<'_> {
 
     /// Returns the filters of a chain to the service itself.
     fn service_filters(&self, member: &ListenerService, service: &Service) -> NetworkFilters {
-        let number = match service.ports.as_slice() {
+        let number = match &*service.ports {
             [only] => only.number,
             _ => member.port.number,
         };

@@ -281,12 +281,12 @@ impl<'a> EgressView<'a> {
         services
             .filter_map(|index| Some((index, self.host(index).at(port)?)))
             .flat_map(|(index, (member, service))| {
-                let ports = service
-                    .ports
-                    .iter()
-                    .filter(move |declared| port == 0 || declared.number == port);
-                // The first of several ports with the same number counts.
-                let ports = ports.take(if port == 0 { usize::MAX } else { 1 });
+                let (all, only) = match port {
+                    0 => (&service.ports[..], None),
+                    // The first of several ports with the same number counts.
+                    port => (&[][..], service.ports.of_number(port)),
+                };
+                let ports = all.iter().chain(only);
                 ports
                     .filter(|port| is_routed(port.protocol))
                     .map(move |port| DefaultHost {
