@@ -54,6 +54,8 @@ struct Listed<'m> {
     auto_passthrough: ChainCounts,
     /// Known once a namespace has [`MAX_PASSED_THROUGH`] of these.
     shares: Option<Shares>,
+    /// The positions of the services of the scope by host, known once a server has `AUTO_PASSTHROUGH`.
+    by_host: Option<HostsByEnd<Vec<usize>>>,
 }
 
 /// The inputs of the shares that servers with `AUTO_PASSTHROUGH` have in the chains beyond [`MAX_PASSED_THROUGH`]. All
@@ -279,7 +281,8 @@ impl GatewayPart {
                             let shares = shares.get_or_insert_with(|| self.shares(ctx, scope, merged));
                             shares.services_of(server)
                         } else {
-                            (reachable(ctx, scope, server), false)
+                            let by_host = listed.by_host.get_or_insert_with(|| positions_by_host(scope));
+                            (reachable(ctx, scope, by_host, server), false)
                         };
                         let chains = self.passed_through(ctx, &services);
                         ServerChain::AutoPassthrough {
@@ -397,9 +400,27 @@ fn targets(scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
     hosts.into_iter().map(target).collect()
 }
 
-/// Returns the services of the mesh whose hosts a server covers, in order of age.
-fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> Vec<ScopedService> {
-    let covered = scope.services.iter().filter(|key| covers(server, key));
+/// Returns the positions of the services of a scope by host.
+fn positions_by_host(scope: &SidecarScope) -> HostsByEnd<Vec<usize>> {
+    let services = scope.services.iter().enumerate();
+    HostsByEnd::of(services.map(|(position, key)| (key.hostname.as_str(), position)))
+}
+
+/// Returns the services of the mesh whose hosts a server covers, in order of age. They are looked up by the hosts of
+/// the server: both may be tens of thousands.
+fn reachable(
+    ctx: &BuildContext,
+    scope: &SidecarScope,
+    by_host: &HostsByEnd<Vec<usize>>,
+    server: &GatewayServer,
+) -> Vec<ScopedService> {
+    let of_pattern = |pattern: &SmolStr| {
+        let mut found = by_host.overlapping(pattern);
+        found.retain(|position| host::subset_of(&scope.services[*position].hostname, pattern));
+        found
+    };
+    let covered: BTreeSet<usize> = server.sni.iter().flat_map(of_pattern).collect();
+    let covered = covered.into_iter().map(|position| &scope.services[position]);
     by_age(ctx, covered.map(|key| scope.scoped(key)))
 }
 
@@ -475,6 +496,39 @@ spec:
                 );
             }
         });
+    }
+
+    #[test]
+    fn r21_services_of_a_server_are_looked_up_as_they_are_compared() {
+        for (hosts, expected) in [
+            ("'*'", 2),
+            ("'*.cluster.local', a.default.svc.cluster.local", 2),
+            ("x.example, b.default.svc.cluster.local", 1),
+            ("'*.example', '*.a.default.svc.cluster.local'", 0),
+        ] {
+            let gateway = format!(
+                "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{name: g, namespace: one}}
+spec:
+  selector: {{istio: edge}}
+  servers:
+  - {{port: {{number: 15443, name: t, protocol: TLS}}, hosts: [{hosts}], tls: {{mode: AUTO_PASSTHROUGH}}}}
+"
+            );
+            let files = [("config.yaml", gateway.as_str()), ("kube.yaml", SERVICES)];
+            with_part(&files, |ctx, part| {
+                let merged = part.gateways.merged(ctx);
+                let scope = sidecar_scope::scope(ctx.cx, ctx.mesh, &part.scope).expect("a scope");
+                let server = merged.servers.first().expect("a server");
+                let found = reachable(ctx, &scope, &positions_by_host(&scope), server);
+                let covered = scope.services.iter().filter(|key| covers(server, key));
+                let compared = by_age(ctx, covered.map(|key| scope.scoped(key)));
+                assert_eq!(found, compared, "{hosts}");
+                assert_eq!(found.len(), expected, "{hosts}");
+            });
+        }
     }
 
     #[test]
