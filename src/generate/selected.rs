@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::{borrow::Cow, cmp::Reverse};
+use std::{borrow::Cow, cmp::Reverse, collections::BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -203,10 +203,10 @@ fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: 
         let parent = converted_annotation(&gateway.meta, PARENT_NAMESPACE_ANNOTATION);
         let parent = parent.filter(|parent| !parent.is_empty());
         let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
-        let serves = |target: &ServiceTarget| {
-            target.service.namespace == *namespace && services.split(',').any(|host| target.service.hostname == *host)
-        };
-        targets.iter().any(serves)
+        // Both the ports of the workload and the hosts in the annotation may be tens of thousands.
+        let served = targets.iter().filter(|target| target.service.namespace == *namespace);
+        let served: BTreeSet<&str> = served.map(|target| target.service.hostname.as_str()).collect();
+        services.split(',').any(|host| served.contains(host))
     };
     let mut rows: Vec<_> = if ctx.mesh.installation.features.pilot_scope_gateway_to_namespace {
         let own = ctx.mesh.gateways_by_namespace.get(ctx.cx, &proxy.namespace);

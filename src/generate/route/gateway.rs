@@ -236,8 +236,8 @@ struct GatewayVirtualService<'a> {
     /// Cached result of [`GatewayVirtualService::infers_ports`], because there may be thousands of destinations and
     /// servers.
     infers_ports: OnceCell<bool>,
-    /// Routes by the server attributes that they depend on; most servers share them.
-    routes: Vec<(Server, FragmentKey)>,
+    /// Routes by the server attributes that they depend on. Most servers share them, but thousands may differ.
+    routes: BTreeMap<Server, FragmentKey>,
 }
 
 impl<'a> GatewayVirtualService<'a> {
@@ -261,7 +261,7 @@ impl<'a> GatewayVirtualService<'a> {
             summary,
             targets: targets.collect(),
             infers_ports: OnceCell::new(),
-            routes: Vec::new(),
+            routes: BTreeMap::new(),
         }
     }
 
@@ -312,7 +312,7 @@ impl<'a> GatewayVirtualService<'a> {
 
     fn routes(&mut self, part: &GatewayPart, ctx: &BuildContext, at: &Server) -> FragmentKey {
         let server = at.clone().reduced(self.summary, || self.infers_ports(ctx));
-        if let Some((_, known)) = self.routes.iter().find(|(known, _)| *known == server) {
+        if let Some(known) = self.routes.get(&server) {
             return known.clone();
         }
         let declared = DeclaredRoutes {
@@ -322,7 +322,7 @@ impl<'a> GatewayVirtualService<'a> {
             by_source: self.summary.by_source,
         };
         let routes = Fragment::declared(ctx, declared, &part.client.routes);
-        self.routes.push((server, routes.clone()));
+        self.routes.insert(server, routes.clone());
         routes
     }
 
