@@ -308,7 +308,8 @@ fn is_passthrough(server: &networking::Server) -> bool {
 
 /// Port translation of one Gateway.
 struct PortMap<'a> {
-    exposed: Vec<&'a ExposedPort>,
+    /// The ports of the router's services by number. Both these and the servers may be tens of thousands.
+    exposed: BTreeMap<u32, Vec<&'a ExposedPort>>,
     /// True if the Gateway refers to its services, so that its ports are always theirs.
     by_service: bool,
 }
@@ -318,7 +319,7 @@ impl<'a> PortMap<'a> {
     fn of(gateway: &Meta, exposed: &'a [ExposedPort]) -> Option<Self> {
         let Some(services) = gateway.annotations.get(SERVICE_ANNOTATION) else {
             return Some(Self {
-                exposed: exposed.iter().collect(),
+                exposed: by_number(exposed.iter()),
                 by_service: false,
             });
         };
@@ -327,7 +328,7 @@ impl<'a> PortMap<'a> {
         let hosts: BTreeSet<&str> = services.split(',').collect();
         let is_named =
             |port: &&ExposedPort| port.service.namespace == namespace && hosts.contains(port.service.hostname.as_str());
-        let exposed: Vec<_> = exposed.iter().filter(is_named).collect();
+        let exposed = by_number(exposed.iter().filter(is_named));
         (!exposed.is_empty()).then_some(Self {
             exposed,
             by_service: true,
@@ -336,7 +337,7 @@ impl<'a> PortMap<'a> {
 
     /// Returns the listening ports for a server port.
     fn resolve(&self, number: u32) -> Vec<u32> {
-        let mut same = self.exposed.iter().filter(|port| port.number == number);
+        let mut same = self.exposed.get(&number).into_iter().flatten();
         if self.by_service {
             let targets: BTreeSet<u32> = same.map(|port| port.target).collect();
             return targets.into_iter().collect();
@@ -346,8 +347,16 @@ impl<'a> PortMap<'a> {
     }
 
     fn exposes_udp(&self, number: u32) -> bool {
-        self.exposed.iter().any(|port| port.number == number && port.udp)
+        self.exposed.get(&number).into_iter().flatten().any(|port| port.udp)
     }
+}
+
+fn by_number<'a>(ports: impl Iterator<Item = &'a ExposedPort>) -> BTreeMap<u32, Vec<&'a ExposedPort>> {
+    let mut by_number: BTreeMap<u32, Vec<&ExposedPort>> = BTreeMap::new();
+    for port in ports {
+        by_number.entry(port.number).or_default().push(port);
+    }
+    by_number
 }
 
 /// The users of a host, as servers write them before it: a namespace, `*` or [`NO_NAMESPACE`]; `None` without one.
