@@ -132,8 +132,8 @@ impl StreamRoutesPool {
     }
 }
 
-/// How often the chains of service ports with equal matches are built, if some of them may match what the ones before
-/// left over. Of most, none of the second can, so they are built once: tens of thousands of services may share a
+/// The number of times that the chains of service ports with equal matches are built, if some of them may match what
+/// the ones before left over. Usually none can, so they are built once: tens of thousands of services may share a
 /// listener and thousands of routes.
 const MOST_BUILT: usize = 16;
 
