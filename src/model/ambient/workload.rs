@@ -16,7 +16,8 @@ use prost::Message;
 use smol_str::SmolStr;
 
 pub use self::endpoints::{
-    EntryEndpoints, SliceTargets, entry_candidates, entry_endpoints, slice_candidates, slice_targets, target_pods,
+    EntryEndpoints, SliceTargets, SliceWorkloads, entry_candidates, entry_endpoints, slice_candidates, slice_targets,
+    slice_workloads, target_pods,
 };
 use super::{
     cluster_network, gateway, octets, policy,
@@ -191,7 +192,7 @@ pub fn candidates(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<WorkloadUid
     let slices = slices.flat_map(|(key, old, new)| {
         let versions = [old, new].into_iter().flatten();
         let addresses =
-            versions.flat_map(|slice| without_pods(slice).filter_map(|endpoint| endpoint.addresses.first()));
+            versions.flat_map(|slice| without_pods(slice).filter_map(|(_, endpoint)| endpoint.addresses.first()));
         let addresses: BTreeSet<&SmolStr> = addresses.collect();
         let source = |address: &SmolStr| Source::EndpointSlice(key.clone(), address.clone());
         addresses.into_iter().map(source).collect::<Vec<_>>()
@@ -220,11 +221,12 @@ fn has_implicit_endpoints(spec: &ServiceEntry) -> bool {
     is_resolved && spec.endpoints.is_empty() && spec.workload_selector.is_none()
 }
 
-/// Returns the endpoints of a slice that do not belong to pods.
-fn without_pods(slice: &EndpointSlice) -> impl Iterator<Item = &SliceEndpoint> {
+/// Returns the endpoints of a slice that do not belong to pods, with their positions.
+fn without_pods(slice: &EndpointSlice) -> impl Iterator<Item = (usize, &SliceEndpoint)> {
     let counts = slice.address_type != "FQDN" && !slice.service_name.is_empty();
     let endpoints = if counts { slice.endpoints.as_slice() } else { &[] };
-    endpoints.iter().filter(|endpoint| endpoint.pod.is_none())
+    let endpoints = endpoints.iter().enumerate();
+    endpoints.filter(|(_, endpoint)| endpoint.pod.is_none())
 }
 
 /// Returns the services of hosts that a ServiceEntry declares, except those that another object declares first.
@@ -535,7 +537,8 @@ impl<'a> Derivation<'a> {
 
     /// Derives the workload of an endpoint without a pod.
     fn of_slice(&self, slice: &EndpointSlice, address: &SmolStr) -> Option<AmbientWorkload> {
-        let endpoint = without_pods(slice).find(|endpoint| endpoint.addresses.first() == Some(address))?;
+        let own = self.mesh.slice_workloads.get(self.cx, self.object)?;
+        let endpoint = slice.endpoints.get(*own.by_address.get(address)?)?;
         let parsed = endpoint.addresses.iter().map(|address| cidr::parse_ip(address));
         let addresses: Vec<IpAddr> = parsed.collect::<Option<_>>()?;
         let services = vec![service_of_slice(self.cx, self.mesh, self.object, &slice.service_name)?];
@@ -546,7 +549,7 @@ impl<'a> Derivation<'a> {
             addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
             network: cluster_network(self.cx, self.mesh, &self.object.cluster).to_string(),
             trust_domain: trust_domain(self.cx, self.mesh),
-            services: ports_of(&services, |service| slice_ports(service, slice)),
+            services: ports_of(&services, |_| own.ports.to_vec()),
             status: status(endpoint.ready.unwrap_or(true)).into(),
             cluster_id: self.object.cluster.to_string(),
             // Its address may be that of another workload.
@@ -623,30 +626,6 @@ fn of_spec(spec: &WorkloadEntry, services: &Services, common: Workload) -> Ambie
         ..common
     };
     AmbientWorkload::new(&message, address.into_iter().collect(), names(services))
-}
-
-/// Returns the TCP ports of a slice that have the name of a service port.
-fn slice_ports(service: &ClusterService, slice: &EndpointSlice) -> Vec<Port> {
-    let declared = &service.declared;
-    let ports = slice
-        .ports
-        .iter()
-        .filter(|(name, number)| *number > 0 && !slice.not_tcp.contains(name));
-    let found = ports.filter_map(|(name, number)| {
-        let is_named = |port: &&Port| {
-            declared
-                .port_names
-                .get(&port.service_port)
-                .is_some_and(|own| own.name == *name)
-        };
-        let port = declared.message.ports.iter().find(is_named)?;
-        Some(Port {
-            service_port: port.service_port,
-            target_port: *number,
-            ..Port::default()
-        })
-    });
-    found.collect()
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::model::{
             HostServices,
         },
         waypoint::WaypointInstances,
-        workload::{AmbientWorkload, EntryEndpoints, SliceTargets, WorkloadUid},
+        workload::{AmbientWorkload, EntryEndpoints, SliceTargets, SliceWorkloads, WorkloadUid},
     },
     ambient_status::{self, ObjectConditions, StatusTarget},
     cluster_local::{self, ClusterLocalHosts},
@@ -688,6 +688,10 @@ graph! {
             ambient::workload::slice_targets;
     /// The same by pod.
     index slices_by_pod (ObjectKey, ObjectKey, SliceTargets) from (slice_targets) = ambient::workload::target_pods;
+    /// Workloads of EndpointSlices: endpoints without a pod.
+    table slice_workloads (ObjectKey, SliceWorkloads)
+        from (with |_, inputs, mesh| ambient::workload::slice_candidates(mesh, inputs)) =
+            ambient::workload::slice_workloads;
     /// Endpoints of ServiceEntries for ztunnels.
     table entry_endpoints (ObjectKey, EntryEndpoints)
         from (with |_, inputs, mesh| ambient::workload::entry_candidates(mesh, inputs)) =

@@ -9,12 +9,13 @@ use super::{
         cluster_network,
         service::{ClusterService, ClusterServiceKey, is_own},
     },
-    declared_by, has_implicit_endpoints,
+    declared_by, has_implicit_endpoints, service_of_slice, without_pods,
 };
 use crate::{
-    api::kube::endpoint_slice::PodReference,
+    api::kube::{EndpointSlice, endpoint_slice::PodReference},
     base::{NetworkId, ObjectKey, Shared, select},
     model::{MeshSnapshot, inputs::InputWriters},
+    proto::istio::workload::Port,
     table::Cx,
 };
 
@@ -64,6 +65,57 @@ pub fn target_pods(key: &ObjectKey, targets: &SliceTargets, emit: &mut dyn FnMut
     for pod in &targets.pods {
         emit(ObjectKey::new(&key.cluster, pod.namespace.clone(), pod.name.clone()));
     }
+}
+
+/// The workloads of a slice: its endpoints without a pod. All of them read this row: a slice and its Service may have
+/// tens of thousands of ports, which must not be compared for each endpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SliceWorkloads {
+    /// Positions of the endpoints by their first address.
+    pub(super) by_address: BTreeMap<SmolStr, usize>,
+    /// TCP ports that have the name of a service port.
+    pub(super) ports: Box<[Port]>,
+}
+
+/// Derives the workloads of a slice; no row without any. Of several endpoints with one address, the first one counts.
+pub fn slice_workloads(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<SliceWorkloads> {
+    let slice = mesh.endpoint_slices.get(cx, key)?;
+    let mut by_address = BTreeMap::new();
+    for (position, endpoint) in without_pods(slice) {
+        if let Some(address) = endpoint.addresses.first() {
+            by_address.entry(address.clone()).or_insert(position);
+        }
+    }
+    if by_address.is_empty() {
+        return None;
+    }
+    let (_, service) = service_of_slice(cx, mesh, key, &slice.service_name)?;
+    let ports = slice_ports(service, slice);
+    Some(SliceWorkloads { by_address, ports })
+}
+
+/// Returns the TCP ports of a slice that have the name of a service port; of several with one name, the first one.
+fn slice_ports(service: &ClusterService, slice: &EndpointSlice) -> Box<[Port]> {
+    let declared = &service.declared;
+    let mut numbers: BTreeMap<&SmolStr, u32> = BTreeMap::new();
+    for Port { service_port, .. } in &declared.message.ports {
+        if let Some(names) = declared.port_names.get(service_port) {
+            numbers.entry(&names.name).or_insert(*service_port);
+        }
+    }
+    let not_tcp: BTreeSet<&SmolStr> = slice.not_tcp.iter().collect();
+    let ports = slice
+        .ports
+        .iter()
+        .filter(|(name, number)| *number > 0 && !not_tcp.contains(name));
+    let found = ports.filter_map(|(name, number)| {
+        Some(Port {
+            service_port: *numbers.get(name)?,
+            target_port: *number,
+            ..Port::default()
+        })
+    });
+    found.collect()
 }
 
 /// The endpoints of a ServiceEntry. All of its workloads read this row, so that its lists are not read again for each
@@ -129,4 +181,45 @@ pub fn entry_endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<
         services.extend(declared.into_iter().map(|(key, row)| (key.clone(), row.clone())));
     }
     Some(EntryEndpoints { by_address, services })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{features::Features, fixture, installation::Installation};
+
+    #[test]
+    fn r21_ports_of_a_slice_are_compared_once_for_all_endpoints() {
+        let slice = |name: &str, ports: &str, endpoints: &str| {
+            format!(
+                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+                 metadata: {{name: {name}, namespace: a, labels: {{kubernetes.io/service-name: s}}}}\n\
+                 addressType: IPv4\nports: [{ports}]\nendpoints: [{endpoints}]\n"
+            )
+        };
+        let service = "apiVersion: v1\nkind: Service\nmetadata: {name: s, namespace: a}\nspec:\n  \
+            ports: [{name: web, port: 80}, {name: admin, port: 81}, {name: dns, port: 53}]\n";
+        let ports = "{name: other, port: 1}, {name: admin, port: 9091}, {name: dns, port: 5353, protocol: UDP}, \
+            {name: web, port: 9090}";
+        let pod = "{addresses: [192.0.2.3], targetRef: {kind: Pod, name: p, namespace: a}}";
+        let others = "{addresses: [192.0.2.2]}, {addresses: [192.0.2.1]}, {addresses: [192.0.2.2]}";
+        let manual = slice("manual", ports, &format!("{pod}, {others}"));
+        let of_pods = slice("of-pods", ports, pod);
+        let installation = Installation {
+            features: Features {
+                pilot_enable_ambient: true,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let world = fixture::folder_world(installation, &[("objects.yaml", &[service, &manual, &of_pods].concat())]);
+        let (cx, mesh) = (Cx::untracked(), world.snapshot());
+        assert!(mesh.slice_workloads.get(&cx, &fixture::key("a/of-pods")).is_none());
+        let row = mesh.slice_workloads.get(&cx, &fixture::key("a/manual"));
+        let row = row.expect("some endpoints have no pod");
+        let positions = [("192.0.2.1", 2), ("192.0.2.2", 1)].map(|(address, at)| (SmolStr::new(address), at));
+        assert_eq!(row.by_address, BTreeMap::from(positions), "the first one of an address");
+        let ports = row.ports.iter().map(|port| (port.service_port, port.target_port));
+        assert_eq!(ports.collect::<Vec<_>>(), [(81, 9091), (80, 9090)]);
+    }
 }
