@@ -3,7 +3,7 @@
 //! A delegate's route is kept only if its matches can be narrower than the root's; fields that it does not set come
 //! from the root's route.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::units;
 use crate::{
@@ -160,10 +160,17 @@ fn agree(root: &HttpMatchRequest, delegate: &HttpMatchRequest) -> bool {
         })
 }
 
+/// Returns true if the root names all gateways of the delegate, or one of them names none. There may be a hundred
+/// thousand in each, so the lists are not compared name by name.
 fn gateways_agree(root: &[String], delegate: &[String]) -> bool {
-    root.is_empty()
-        || delegate.is_empty()
-        || (root.len() >= delegate.len() && delegate.iter().all(|gateway| root.contains(gateway)))
+    if root.is_empty() || delegate.is_empty() {
+        return true;
+    }
+    if root.len() < delegate.len() {
+        return false;
+    }
+    let named: BTreeSet<&String> = root.iter().collect();
+    delegate.iter().all(|gateway| named.contains(gateway))
 }
 
 /// Regular expressions are compatible only with absence; an exact text must be equal; a prefix must be extended.
@@ -185,4 +192,24 @@ fn given(text: &StringMatch) -> Option<&MatchType> {
     text.match_type.as_ref().filter(|kind| match kind {
         MatchType::Exact(text) | MatchType::Prefix(text) | MatchType::Regex(text) => !text.is_empty(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_gateways_of_a_delegate_are_looked_up_among_those_of_the_root() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
+        let agree = |root: &[&str], delegate: &[&str]| gateways_agree(&names(root), &names(delegate));
+        assert!(agree(&[], &["a/b"]) && agree(&["a/b"], &[]));
+        assert!(agree(&["mesh", "a/b", "a/c"], &["a/c", "mesh"]));
+        assert!(!agree(&["mesh", "a/b"], &["mesh", "a/c"]));
+        assert!(!agree(&["mesh"], &["mesh", "mesh"]), "equal names count each");
+        assert!(agree(&["mesh", "a/b"], &["mesh", "mesh"]));
+        // Compared pair by pair, these would take a minute.
+        let many: Vec<String> = (0..50_000).map(|number| format!("n/{number}")).collect();
+        let reversed: Vec<String> = many.iter().rev().cloned().collect();
+        assert!(gateways_agree(&many, &reversed));
+    }
 }
