@@ -3,7 +3,12 @@ use std::collections::BTreeMap;
 use crate::{
     api::Kind,
     base::SmolStr,
-    model::{Change, World, fixture, ingress::status::addresses, inputs::Row, installation::Installation},
+    model::{
+        Change, World, fixture,
+        ingress::{status::addresses, virtual_service},
+        inputs::Row,
+        installation::Installation,
+    },
     table::Cx,
 };
 
@@ -79,6 +84,50 @@ fn hosts_with_one_converted_name_are_all_served() {
         ("example-com-br-site", "example.com.br"),
     ]);
     assert_eq!(hosts(&world), left);
+}
+
+#[test]
+fn r21_named_ports_are_looked_up_among_many() {
+    let service = |ports: usize, label: &str| {
+        let port = |number: usize| format!("{{name: p{number}, port: {}}}", 1000 + number);
+        let ports = (0..ports).map(port).collect::<Vec<_>>().join(", ");
+        // Of several ports with one name, the first one counts.
+        let text = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: app, labels: {{a: {label}}}}}\n\
+             spec: {{ports: [{ports}, {{name: p3, port: 1}}]}}\n"
+        );
+        let rows = fixture::folder(&Installation::default(), &[("kube.yaml", &text)]);
+        let services = rows.into_iter().filter(|row| row.kind() == Kind::Service);
+        services.map(Change::Upsert).collect::<Vec<_>>()
+    };
+    let ingress = "apiVersion: networking.k8s.io/v1\nkind: Ingress\n\
+                   metadata: {name: a, namespace: app, annotations: {kubernetes.io/ingress.class: istio}}\n\
+                   spec: {rules: [{host: a.example, http: {paths: [{path: /, pathType: Prefix, backend: \
+                   {service: {name: web, port: {name: p3}}}}]}}]}\n";
+    let mut world = fixture::folder_world(Installation::default(), &[("ingress.yaml", ingress)]);
+    let host = SmolStr::from("a.example");
+    let evaluate = |world: &World| {
+        let cx = Cx::recording();
+        let converted = virtual_service(&cx, &world.snapshot(), &host).expect("the host is served");
+        let routes = converted.spec.http.iter().flat_map(|route| &route.route);
+        let ports = routes.filter_map(|route| route.destination.as_ref()?.port.as_ref());
+        (ports.map(|port| port.number).collect::<Vec<_>>(), cx.into_reads())
+    };
+    assert!(evaluate(&world).0.is_empty(), "there is no Service");
+    let cx = Cx::untracked();
+    for (count, has_row) in [(4, false), (1000, true), (5, false), (1000, true)] {
+        world.commit(service(count, "x"));
+        assert_eq!(evaluate(&world).0, [1003], "of {count}");
+        let mesh = world.snapshot();
+        assert_eq!(mesh.named_service_ports.get(&cx, &fixture::key("app/web")).is_some(), has_row);
+        let row = mesh.ingress_virtual_services.get(&cx, &host);
+        assert_eq!(row.map(|row| row.spec.http.len()), Some(1));
+    }
+    let (_, reads) = evaluate(&world);
+    let changes = world.commit(service(1000, "y")).changes;
+    assert!(!changes.is_empty() && !changes.touches(&reads), "the ports are the same");
+    world.commit(vec![Change::Remove(Kind::Service, fixture::key("app/web"))]);
+    assert!(evaluate(&world).0.is_empty(), "the Service is gone");
 }
 
 #[test]

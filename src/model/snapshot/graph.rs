@@ -38,7 +38,7 @@ use crate::model::{
         route::{AttachedRoute, AttachedRouteKey, ConvertedName},
         used_pool::UsedPool,
     },
-    ingress::{self, ServedIngress},
+    ingress::{self, NamedPorts, ServedIngress},
     inputs::{InputTables, InputWriters, RelationKeys},
     locality_dependencies::{self, LocalityDependencies, LocationAttribute},
     network::{self, Networks},
@@ -579,6 +579,9 @@ graph! {
     table served_ingresses (ObjectKey, ServedIngress) from (inputs.ingresses) = ingress::served;
     /// Served Ingresses by the hosts of their rules.
     index ingresses_by_host (SmolStr, ObjectKey, ServedIngress) from (served_ingresses) = ingress::hosts;
+    /// Ports of Services with many, by name.
+    table named_service_ports (ObjectKey, NamedPorts)
+        from (with |_, inputs, mesh| ingress::services_with_many_ports(mesh, inputs)) = ingress::named_ports;
     /// Gateways made from Ingresses.
     table ingress_gateways (ObjectKey, Config<networking::Gateway>) from (served_ingresses) = ingress::gateway;
     /// Names that Istio gives to the VirtualServices made from Ingresses, by host.
