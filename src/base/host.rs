@@ -40,7 +40,7 @@ pub fn more_specific(a: &str, b: &str) -> Ordering {
 
 /// Values by host, to look up the hosts that overlap or contain another one. Users may declare tens of thousands of
 /// hosts, so two lists of them must not be compared pair by pair.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct HostsByEnd<V> {
     /// By host, backwards.
     exact: BTreeMap<Vec<u8>, V>,

@@ -6,6 +6,7 @@
 //!
 //! [`DeclaredGateway`] has what does not depend on the router, derived once per Gateway.
 
+pub mod hosts;
 #[cfg(test)]
 mod tests;
 

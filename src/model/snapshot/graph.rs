@@ -30,7 +30,7 @@ use crate::model::{
     envoy_filter::{self, CompiledFilter},
     extension::{self, ExtensionFilter, ExtensionId},
     external_dependencies::{self, ExternalDependencies, KeyTimeouts},
-    gateway::{self, DeclaredGateway},
+    gateway::{self, DeclaredGateway, hosts::GatewayHosts},
     gateway_api::{
         self,
         listener::{ListenerOwner, Listeners, conflict::Conflicts, key_pair},
@@ -777,6 +777,10 @@ graph! {
     table endpoint_traits (ServiceKey, EndpointTraits) from (endpoints) = endpoint::traits;
     /// Gateways prepared for merging.
     table declared_gateways (ObjectKey, DeclaredGateway) from (gateways) = gateway::declared;
+    /// Hosts of Gateways with many.
+    table gateway_hosts (ObjectKey, GatewayHosts)
+        from (with |graph, _, _| gateway::hosts::gateways_with_many(graph.declared_gateways.writer())) =
+            gateway::hosts::hosts;
     /// Sizes of the large traffic policies of DestinationRules for a host.
     table large_policies (RuleKey, PolicySize) from (with |graph, _, mesh| {
             destination_rule::large_policy_candidates(&mesh.installation, graph.raw_destination_rules.writer())

@@ -6,11 +6,12 @@ use super::{MESH_GATEWAY, Requests, Resolver, Semantics, VirtualService, declare
 use crate::{
     api::{Config, Kind},
     base::{
-        Namespace, ObjectKey,
+        Namespace, ObjectKey, Shared,
         host::{self, HostsByEnd},
     },
     model::{
         MeshSnapshot,
+        gateway::hosts::GatewayHosts,
         output_limit::{self, Demand, Limits, SMALL},
     },
     proto::istio::networking::v1alpha3::{
@@ -192,8 +193,12 @@ struct OfferedHosts {
     servers: usize,
     /// The number of hosts of these that its namespace may use.
     count: usize,
-    /// The same hosts: the server, and the position among its hosts.
+    /// The hosts of Gateways with few: the server, and the position among its hosts.
     by_host: HostsByEnd<Vec<(usize, usize)>>,
+    /// The other Gateways, each with the number of servers before its own.
+    many: Vec<(usize, Shared<GatewayHosts>)>,
+    /// The namespace of the VirtualService.
+    namespace: Namespace,
     /// True if hosts of a server share routes.
     collapses: bool,
 }
@@ -217,25 +222,44 @@ impl OfferedHosts {
         let named = named.into_iter().filter_map(|gateway| gateway.split_once('/'));
         let gateways = named.filter_map(|(namespace, name)| {
             let key = ObjectKey::new(&raw.meta.key.cluster, Namespace::new(namespace), name);
-            mesh.declared_gateways.get(cx, &key)
+            mesh.declared_gateways.get_key_value(cx, &key)
         });
-        let servers = gateways.flat_map(|gateway| gateway.servers.iter().flatten());
         let mut result = Self {
             mesh: spec.gateways.is_empty() || spec.gateways.iter().any(|gateway| gateway == MESH_GATEWAY),
             servers: 0,
             count: 0,
             by_host: HostsByEnd::default(),
+            many: Vec::new(),
+            namespace: raw.meta.namespace().clone(),
             collapses: mesh.installation.features.pilot_enable_route_collapse_optimization,
         };
-        for server in servers {
-            let offered = server.hosts_for(cx, mesh, raw.meta.namespace());
-            result.count += offered.len();
-            for (position, name) in offered.into_iter().enumerate() {
-                result.by_host.add(name, (result.servers, position));
+        for (key, gateway) in gateways {
+            if let Some(hosts) = mesh.gateway_hosts.get(cx, key) {
+                result.count += hosts.count(&result.namespace);
+                result.many.push((result.servers, hosts.clone()));
+                result.servers += hosts.servers();
+                continue;
             }
-            result.servers += 1;
+            for server in gateway.servers.iter().flatten() {
+                let offered = server.hosts_for(cx, mesh, &result.namespace);
+                result.count += offered.len();
+                for (position, name) in offered.into_iter().enumerate() {
+                    result.by_host.add(name, (result.servers, position));
+                }
+                result.servers += 1;
+            }
         }
         result
+    }
+
+    /// Returns the offered hosts that have a name in common with a host, as server and position.
+    fn overlapping(&self, name: &str) -> BTreeSet<(usize, usize)> {
+        let mut found = self.by_host.overlapping(name);
+        for (first, hosts) in &self.many {
+            let of_gateway = hosts.overlapping(&self.namespace, name).into_iter();
+            found.extend(of_gateway.map(|(server, position)| (first + server, position)));
+        }
+        found
     }
 
     /// Counts the routes of each host in order, at least until they exceed the limit.
@@ -259,7 +283,7 @@ impl OfferedHosts {
             let mut own = if self.mesh { entries.http } else { 0 };
             // There may be thousands of servers, too, most of which have none of the hosts.
             let mut common: BTreeMap<usize, u64> = BTreeMap::new();
-            for (server, _) in self.by_host.overlapping(name) {
+            for (server, _) in self.overlapping(name) {
                 *common.entry(server).or_default() += 1;
                 counted += 1;
             }
@@ -412,6 +436,8 @@ mod tests {
             servers: 1,
             count: 2_000,
             by_host: HostsByEnd::default(),
+            many: Vec::new(),
+            namespace: Namespace::default(),
             collapses: false,
         };
         for position in 0..offered.count {
