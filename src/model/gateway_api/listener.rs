@@ -1,5 +1,6 @@
 //! Listeners of Gateways and ListenerSets, each converted to a Gateway with one server.
 
+pub mod authority;
 pub mod conflict;
 pub mod key_pair;
 #[cfg(test)]

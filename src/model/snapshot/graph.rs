@@ -33,7 +33,12 @@ use crate::model::{
     gateway::{self, DeclaredGateway, hosts::GatewayHosts},
     gateway_api::{
         self,
-        listener::{ListenerOwner, Listeners, conflict::Conflicts, key_pair},
+        listener::{
+            ListenerOwner, Listeners,
+            authority::{self, ClientAuthorities, ClientAuthority},
+            conflict::Conflicts,
+            key_pair,
+        },
         policy::{Backend, BackendPolicies, OldestTlsPolicies, PolicyKey, TlsTarget},
         route::{AttachedRoute, AttachedRouteKey, ConvertedName},
         used_pool::UsedPool,
@@ -527,6 +532,14 @@ graph! {
         }) = key_pair::is_used;
     /// Errors in the key pairs of these Secrets.
     table key_pair_errors (ObjectKey, KeyPairError) from (certificates_in_use) = key_pair::error;
+    /// Objects with CA certificates for clients, by the Gateways of the Gateway API that refer to them.
+    table client_authorities (ObjectKey, ClientAuthorities) from (inputs.kube_gateways) = authority::of_gateway;
+    /// These objects.
+    distinct client_authorities_in_use (ClientAuthority, ObjectKey, ClientAuthorities)
+        from (client_authorities) = authority::authorities;
+    /// Those of which no certificate can be parsed.
+    table malformed_client_authorities (ClientAuthority, ())
+        from (client_authorities_in_use) = authority::malformed;
     /// Gateways and ListenerSets of the Gateway API with their listeners.
     table listeners (ListenerOwner, Listeners)
         from (with |_, inputs, _| gateway_api::listener::candidates(inputs)) = gateway_api::listener::listeners;

@@ -201,3 +201,59 @@ fn clients_are_validated_without_a_reference_to_a_certificate() {
     let validating = settings(json!({"frontend": frontend}));
     assert_eq!(validating, own("MUTUAL", "builtin://", "configmap://gw/roots-cacert"));
 }
+
+/// Returns a certificate that can be parsed.
+fn certificate() -> String {
+    let key = KeyPair::generate().expect("a key");
+    let names = CertificateParams::new(vec!["x.test".to_owned()]).expect("valid names");
+    names.self_signed(&key).expect("a certificate").pem()
+}
+
+#[test]
+fn r21_ca_certificates_are_checked_once_for_all_listeners() {
+    let options = json!({"gateway.istio.io/tls-cipher-suites": "ECDHE-RSA-AES128-GCM-SHA256"});
+    let listener = |port: u16| {
+        json!({"name": "a", "port": port, "protocol": "HTTPS", "tls": {"mode": "Terminate", "options": options}})
+    };
+    let reference = json!({"kind": "ConfigMap", "name": "roots"});
+    let frontend = json!({"frontend": {"default": {"validation": {"caCertificateRefs": [reference]}}}});
+    let gateway = |tls: Value| {
+        json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": {"name": "x", "namespace": "gw"},
+            "spec": {"gatewayClassName": "istio", "listeners": [listener(443)], "tls": tls,
+                "allowedListeners": {"namespaces": {"from": "All"}}}})
+    };
+    let set = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "ListenerSet",
+        "metadata": {"name": "more", "namespace": "app"},
+        "spec": {"parentRef": {"name": "x", "namespace": "gw"}, "listeners": [listener(8443)]}});
+    let roots = |namespace: &str, roots: &str| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "roots", "namespace": namespace},
+            "data": {"ca.crt": roots}})
+    };
+    let mut world = World::new(Installation::default());
+    put(&mut world, &[gateway(frontend), set]);
+    put(&mut world, &[roots("gw", &certificate()), roots("app", "damaged")]);
+    let is_valid = |world: &World| {
+        [(Kind::KubeGateway, "gw/x"), (Kind::ListenerSet, "app/more")].map(|(kind, name)| {
+            let object = fixture::key(name);
+            let mesh = world.snapshot();
+            let row = mesh.listeners.get(&Cx::untracked(), &ListenerOwner { kind, object });
+            row.is_some_and(|row| row.listeners[0].converted.is_some())
+        })
+    };
+    // Of a ListenerSet, the name is that of an object in its own namespace.
+    assert_eq!(is_valid(&world), [true, false]);
+    let mesh = world.snapshot();
+    assert_eq!(mesh.client_authorities_in_use.len(), 2);
+    assert_eq!(mesh.malformed_client_authorities.len(), 1);
+    put(&mut world, &[roots("app", &certificate())]);
+    assert_eq!(is_valid(&world), [true, true]);
+    assert!(world.snapshot().malformed_client_authorities.is_empty());
+    put(&mut world, &[roots("app", "damaged"), roots("gw", "damaged")]);
+    assert_eq!(is_valid(&world), [false, false]);
+    // Objects that no Gateway refers to are not checked.
+    put(&mut world, &[gateway(Value::Null)]);
+    assert_eq!(is_valid(&world), [true, true]);
+    let mesh = world.snapshot();
+    assert!(mesh.client_authorities_in_use.is_empty() && mesh.malformed_client_authorities.is_empty());
+}

@@ -2,7 +2,10 @@
 
 use smol_str::SmolStr;
 
-use super::{ListenerMistakes, ListenerOwner};
+use super::{
+    ListenerMistakes, ListenerOwner,
+    authority::{self, ClientAuthority},
+};
 use crate::{
     api::{
         Config, Kind, Meta,
@@ -15,7 +18,7 @@ use crate::{
     base::{Namespace, ObjectKey, cipher_suite},
     model::{
         MeshSnapshot,
-        credential::{AUTHORITY_SUFFIX, BUILTIN, CONFIG_MAP, GATEWAY_SECRET, Secrets, config_map_authority, pem},
+        credential::{AUTHORITY_SUFFIX, BUILTIN, CONFIG_MAP, GATEWAY_SECRET, Secrets},
         gateway_api::{
             Mistake,
             grant::{self, Reference},
@@ -246,37 +249,35 @@ impl Certificates<'_> {
             let message = format!("invalid CA certificate reference {}, {reason}", text(reference));
             Mistake::new(INVALID_AUTHORITY, message)
         };
-        let namespace = self.namespace_of(reference);
-        let key = self.key(&namespace, &reference.name);
-        let is_core = reference.group.as_ref().is_none_or(SmolStr::is_empty);
-        let Some(kind @ ("ConfigMap" | "Secret")) = reference.kind.as_deref().filter(|_| is_core) else {
+        let Some(referenced) = ClientAuthority::of(&self.owner.object, reference) else {
             let mistake = invalid("only secret and configmap are allowed");
             return Err(Mistake {
                 reason: INVALID_AUTHORITY_KIND,
                 ..mistake
             });
         };
-        if !self.is_allowed(kind, &namespace, &reference.name) {
+        let ClientAuthority { kind, object } = &referenced;
+        let namespace = &object.namespace;
+        if !self.is_allowed(kind.name(), namespace, &reference.name) {
             let own = &self.owner.object.namespace;
             let named = format!("{namespace}/{}", reference.name);
             return Err(not_permitted("caCertificateRef", &named, own));
         }
         let not_found = |kind: &str| invalid(&format!("{kind} {namespace}/{} not found", reference.name));
-        let (scheme, found) = if kind == "ConfigMap" {
-            if self.mesh.config_maps.get(self.cx, &key).is_none() {
+        let scheme = if *kind == Kind::ConfigMap {
+            if self.mesh.config_maps.get(self.cx, object).is_none() {
                 return Err(not_found("configmap"));
             }
-            let found = config_map_authority(self.cx, self.mesh, &namespace, &reference.name);
-            (CONFIG_MAP, found)
+            CONFIG_MAP
         } else {
-            if self.mesh.secrets.get(self.cx, &key).is_none() {
+            if self.mesh.secrets.get(self.cx, object).is_none() {
                 return Err(not_found("secret"));
             }
-            let secrets = Secrets::of_config_cluster(self.cx, self.mesh);
-            (GATEWAY_SECRET, secrets.authority(&namespace, &reference.name))
+            GATEWAY_SECRET
         };
-        let found = found.map_err(|reason| invalid(&reason))?;
-        if !pem::has_certificate(&found.roots) {
+        authority::content(self.cx, self.mesh, &referenced).map_err(|reason| invalid(&reason))?;
+        let malformed = &self.mesh.malformed_client_authorities;
+        if malformed.get(self.cx, &referenced).is_some() {
             return Err(invalid("the bundle is malformed"));
         }
         Ok(format!("{scheme}{namespace}/{}{AUTHORITY_SUFFIX}", reference.name))
