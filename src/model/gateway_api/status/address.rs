@@ -1,6 +1,6 @@
 //! The services that expose a Gateway: which of its ports they serve, and their addresses.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -50,9 +50,13 @@ impl Resolved {
                     let endpoints = mesh.endpoints.get(cx, &key);
                     let endpoints = endpoints.map_or(&[][..], |row| &row.endpoints).iter();
                     let counted = endpoints.filter(|endpoint| !needs_ready || is_ready(endpoint, service));
-                    let counted: Vec<&Endpoint> = counted.collect();
+                    let served = ServedPorts::of(service, counted);
+                    let mut is_served = false;
                     for port in ports {
-                        resolved.add(cx, mesh, host, service, &counted, *port);
+                        is_served |= resolved.add(host, service, served.as_ref(), *port);
+                    }
+                    if is_served {
+                        resolved.add_addresses(cx, mesh, host, service);
                     }
                 }
                 None => resolved.add_unknown(cx, mesh, host, namespace),
@@ -75,23 +79,19 @@ impl Resolved {
         self.is_unusable = true;
     }
 
-    fn add(&mut self, cx: &Cx, mesh: &MeshSnapshot, host: &str, service: &Service, endpoints: &[&Endpoint], port: u16) {
-        if endpoints.is_empty() {
+    /// Adds a port of a service. Returns true if it is served.
+    fn add(&mut self, host: &str, service: &Service, served: Option<&ServedPorts>, port: u16) -> bool {
+        let Some(served) = served else {
             self.warnings.push(format!("no instances found for hostname {host:?}"));
-            return;
+            return false;
+        };
+        let number = u32::from(port);
+        if served.numbers.contains(&number) {
+            self.internal.insert((host.to_owned(), port));
+            return true;
         }
-        let is_served = |endpoint: &&Endpoint| service_port(service, endpoint) == Some(port.into());
-        if endpoints.iter().any(is_served) {
-            self.add_served(cx, mesh, host, service, port);
-            return;
-        }
-        let hinted = endpoints.iter().filter(|endpoint| endpoint.port == u32::from(port));
-        let hinted: BTreeSet<String> = hinted
-            .filter_map(|endpoint| service_port(service, endpoint))
-            .map(|port| port.to_string())
-            .collect();
-        let declares = service.ports.iter().any(|declared| declared.number == u32::from(port));
-        if !hinted.is_empty() {
+        if let Some(hinted) = served.by_endpoint_port.get(&number) {
+            let hinted: BTreeSet<String> = hinted.iter().map(ToString::to_string).collect();
             let ports: Vec<String> = hinted.into_iter().collect();
             self.warnings.push(format!(
                 "port {port} not found for hostname {host:?} (hint: the service port should be specified, not the \
@@ -99,16 +99,17 @@ impl Resolved {
                 ports.join(" ")
             ));
             self.is_unusable = true;
-        } else if !declares || service.label(MANAGED_LABEL).is_none() {
+        } else if !served.declared.contains(&number) || service.label(MANAGED_LABEL).is_none() {
             // The endpoints of a deployed Service follow soon.
             self.warnings
                 .push(format!("port {port} not found for hostname {host:?}"));
             self.is_unusable = true;
         }
+        false
     }
 
-    fn add_served(&mut self, cx: &Cx, mesh: &MeshSnapshot, host: &str, service: &Service, port: u16) {
-        self.internal.insert((host.to_owned(), port));
+    /// Adds the addresses of a service that serves a port.
+    fn add_addresses(&mut self, cx: &Cx, mesh: &MeshSnapshot, host: &str, service: &Service) {
         let own: &[SmolStr] = if service.registry == Registry::Kubernetes {
             let own = service.cluster_vips.get(&mesh.installation.cluster);
             own.map_or(&[], Vec::as_slice)
@@ -182,15 +183,43 @@ fn is_ready(endpoint: &Endpoint, service: &Service) -> bool {
     }
 }
 
-/// Returns the service port that an endpoint serves.
-fn service_port(service: &Service, endpoint: &Endpoint) -> Option<u32> {
-    if endpoint.service_port != 0 {
-        return Some(endpoint.service_port);
+/// The service ports that endpoints serve. A service may have a million endpoints and ten thousand ports, and a Gateway
+/// with ListenerSets thousands of ports, so the endpoints are read once for all of these.
+struct ServedPorts {
+    /// The ports of the service.
+    declared: BTreeSet<u32>,
+    /// Those with an endpoint.
+    numbers: BTreeSet<u32>,
+    /// The same by the ports of their endpoints.
+    by_endpoint_port: BTreeMap<u32, BTreeSet<u32>>,
+}
+
+impl ServedPorts {
+    /// Returns the ports of some endpoints; `None` without endpoints.
+    fn of<'e>(service: &Service, endpoints: impl Iterator<Item = &'e Endpoint>) -> Option<Self> {
+        let mut endpoints = endpoints.peekable();
+        endpoints.peek()?;
+        let mut by_name: BTreeMap<&SmolStr, u32> = BTreeMap::new();
+        for port in &service.ports {
+            by_name.entry(&port.name).or_insert(port.number);
+        }
+        let mut served = Self {
+            declared: service.ports.iter().map(|port| port.number).collect(),
+            numbers: BTreeSet::new(),
+            by_endpoint_port: BTreeMap::new(),
+        };
+        for endpoint in endpoints {
+            let number = match endpoint.service_port {
+                0 => by_name.get(&endpoint.port_name).copied(),
+                number => Some(number),
+            };
+            if let Some(number) = number {
+                served.numbers.insert(number);
+                served.by_endpoint_port.entry(endpoint.port).or_default().insert(number);
+            }
+        }
+        Some(served)
     }
-    let mut ports = service.ports.iter();
-    ports
-        .find(|port| port.name == endpoint.port_name)
-        .map(|port| port.number)
 }
 
 /// Returns true if the Service of the cluster whose external addresses count has the type LoadBalancer.

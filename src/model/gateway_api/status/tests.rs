@@ -332,6 +332,46 @@ fn transitions_and_other_controllers_are_kept() {
 }
 
 #[test]
+fn r21_endpoints_are_read_once_for_all_ports() {
+    let listener = |port: u16| json!({"name": format!("p{port}"), "port": port, "protocol": "HTTP"});
+    let listeners: Vec<Value> = [80, 8080, 81, 8081, 82].into_iter().map(listener).collect();
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x-istio", "namespace": "gw"},
+        "spec": {"clusterIP": "10.0.0.9", "ports": [
+            {"name": "http", "port": 80}, {"name": "other", "port": 443}, {"name": "http", "port": 8443},
+            {"name": "idle", "port": 81},
+        ]}});
+    let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": "s", "namespace": "gw", "labels": {"kubernetes.io/service-name": "x-istio"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080}, {"name": "other", "port": 8080}, {"name": "unknown", "port": 8081}],
+        "endpoints": [{"addresses": ["10.1.0.1", "10.1.0.2"]}]});
+    let world = world(&[gateway(listeners.into()), service, slice]);
+    let status = status(&world, Kind::KubeGateway, "gw").expect("the Gateway is converted");
+    let Content::Gateway(gateway) = &status.content else {
+        panic!("a Gateway has the status of one");
+    };
+    let condition = &gateway.conditions[1];
+    let host = "hostname \"x-istio.gw.svc.cluster.local\"";
+    let hint = "(hint: the service port should be specified, not the workload port. Did you mean one of these ports: \
+                [443 80]?)";
+    let missing = |port: u16| format!("port {port} not found for {host}");
+    assert_eq!(condition.reason, "AddressNotUsable");
+    assert_eq!(
+        condition.message,
+        format!(
+            "Assigned to service(s) x-istio.gw.svc.cluster.local:80, but failed to assign to all requested addresses: \
+             {} {hint}; {}; {}; {}",
+            missing(8080),
+            missing(8081),
+            missing(81),
+            missing(82)
+        )
+    );
+    let addresses = gateway.addresses.as_ref().map(Vec::len);
+    assert_eq!(addresses, Some(1));
+}
+
+#[test]
 fn addresses_stay_and_pending_ones_are_reported() {
     let listeners = json!([{"name": "a", "port": 80, "protocol": "HTTP"}]);
     let service = |status: Value| {
