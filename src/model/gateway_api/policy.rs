@@ -3,6 +3,8 @@
 //! Parity (pilot/pkg/config/kube/gateway/backend_policies.go): of several policies for a setting of a host, the oldest
 //! applies, and only it becomes a parent of the rule; a policy whose CA certificates are missing blocks connections.
 
+use std::collections::BTreeMap;
+
 use smol_str::SmolStr;
 
 use super::{CONVERTED, PARENTS_ANNOTATION, converted_meta, is_converted, service_host};
@@ -140,8 +142,8 @@ pub struct BackendPolicies {
     pub meta: Shared<Meta>,
     /// The settings.
     pub settings: Settings,
-    /// The targets, each with the name of a port if it is restricted to that.
-    pub targets: Vec<(Backend, Option<SmolStr>)>,
+    /// The targets, each with the names of the ports that it is restricted to, in their order; `None` for all ports.
+    pub targets: BTreeMap<Backend, Vec<Option<SmolStr>>>,
 }
 
 /// Returns the changed policies.
@@ -179,7 +181,7 @@ pub fn oldest(cx: &Cx, mesh: &MeshSnapshot, target: &TlsTarget) -> Option<Oldest
 
 /// Emits the hosts that a policy applies to.
 pub fn backends(_: &PolicyKey, row: &BackendPolicies, emit: &mut dyn FnMut(Backend)) {
-    row.targets.iter().for_each(|(backend, _)| emit(backend.clone()));
+    row.targets.keys().for_each(|backend| emit(backend.clone()));
 }
 
 /// Derives a policy with its targets.
@@ -195,14 +197,16 @@ pub fn policies(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey) -> Option<Backend
     if is_ignored(&policy.meta) {
         return None;
     }
-    let mut targets = Vec::new();
+    let mut targets: BTreeMap<Backend, Vec<Option<SmolStr>>> = BTreeMap::new();
     for target in &policy.spec.target_refs {
         if precedence(cx, mesh, policy, target).is_some() {
             continue;
         }
         let found = target_backends(cx, mesh, &key.object, target).into_iter().flatten();
         let section = target.section_name.clone().filter(|section| !section.is_empty());
-        targets.extend(found.map(|backend| (backend, section.clone())));
+        for backend in found {
+            targets.entry(backend).or_default().push(section.clone());
+        }
     }
     Some(BackendPolicies {
         meta: policy.meta.clone(),
@@ -221,7 +225,7 @@ fn retries(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey) -> Option<BackendPolic
     Some(BackendPolicies {
         meta: policy.meta.clone(),
         settings: Settings::Retries(policy.spec.retry_constraint.as_ref().map(retry_budget)),
-        targets: targets.flatten().map(|backend| (backend, None)).collect(),
+        targets: targets.flatten().map(|backend| (backend, vec![None])).collect(),
     })
 }
 
@@ -379,7 +383,7 @@ pub fn destination_rule(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> Opti
     let mut parents: Vec<String> = Vec::new();
     for (key, row) in policies {
         let mut is_parent = false;
-        for (_, section) in row.targets.iter().filter(|(target, _)| target == backend) {
+        for section in row.targets.get(backend).into_iter().flatten() {
             is_parent |= apply(cx, mesh, backend, &row.settings, section.as_ref(), &mut traffic);
         }
         if is_parent {

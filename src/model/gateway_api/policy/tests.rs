@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use super::*;
 use crate::model::{Change, World, fixture, inputs::Row, installation::Installation};
 
@@ -64,6 +62,34 @@ fn every_host_of_an_entry_has_a_rule_of_its_own() {
     }
     let only = BTreeMap::from([(name("a-b-example-com"), "a.b.example.com".to_owned())]);
     assert_eq!(rules(&[all, "a.b.example.com"]), only);
+}
+
+/// Policies may name dozens of ports of a ServiceEntry with hundreds of hosts.
+#[test]
+fn r21_targets_of_a_policy_are_found_by_host() {
+    let target = "{group: networking.istio.io, kind: ServiceEntry, name: e";
+    let objects = objects("a.test, b.test");
+    let objects = objects.replace(target, &format!("{target}, sectionName: https}}, {target}"));
+    let world = fixture::folder_world(Installation::default(), &[("a.yaml", &objects)]);
+    let (cx, mesh) = (Cx::untracked(), world.snapshot());
+    let key = PolicyKey {
+        kind: Kind::BackendTlsPolicy,
+        object: fixture::key("default/p"),
+    };
+    let row = mesh.backend_policies.get(&cx, &key).expect("the policy is converted");
+    let found = row.targets.iter();
+    let found = found.map(|(backend, ports)| (backend.host.as_str(), ports.len()));
+    assert_eq!(found.collect::<Vec<_>>(), [("a.test", 2), ("b.test", 2)]);
+    for ports in row.targets.values() {
+        assert_eq!(ports, &[Some(SmolStr::new_static("https")), None]);
+    }
+    let rules = mesh.converted_destination_rules.iter(&cx);
+    let levels = rules.map(|(backend, rule)| {
+        let policy = rule.spec.traffic_policy.as_deref().expect("a traffic policy");
+        assert!(policy.tls.is_some());
+        (backend.host.as_str(), policy.port_level_settings.len())
+    });
+    assert_eq!(levels.collect::<Vec<_>>(), [("a.test", 1), ("b.test", 1)]);
 }
 
 /// Returns a policy for the ServiceEntry or a port of it. Its SNI is its name.
