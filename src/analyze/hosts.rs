@@ -2,74 +2,116 @@
 //!
 //! Parity (pkg/config/analysis/analyzers/util/service_lookup.go, hosts.go).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
 
 use super::{
     deployment::number,
     json::{items, labels, text, texts},
     mesh::Mesh,
 };
-use crate::{api::Kind, base::Labels};
+use crate::{
+    api::Kind,
+    base::{Labels, Shared},
+};
 
 /// The scope of hosts that every namespace sees.
 pub(super) const ALL: &str = "*";
 
 /// A service as a destination.
-#[derive(Clone)]
 pub(super) struct Destination {
     /// The numbers of its ports.
     pub(super) ports: Vec<i64>,
+    /// The same numbers, to look them up.
+    known: BTreeSet<i64>,
     /// The selector of a ServiceEntry for pods.
     pub(super) selector: Labels,
 }
 
-/// The destinations of a mesh by scope (a namespace or [`ALL`]) and host.
-pub(super) struct Hosts(BTreeMap<(String, String), Destination>);
+impl Destination {
+    /// Returns a destination, given its ports and the field with their numbers.
+    fn new(ports: &Value, field: &str, selector: Labels) -> Self {
+        let ports: Vec<i64> = items(ports).iter().map(|port| number(&port[field])).collect();
+        Self {
+            known: ports.iter().copied().collect(),
+            ports,
+            selector,
+        }
+    }
+
+    /// Returns true if it has a port with this number.
+    pub(super) fn has_port(&self, number: i64) -> bool {
+        self.known.contains(&number)
+    }
+}
+
+/// A host as an object declares it. All hosts of the object share this: an object may have hundreds of hosts, and a
+/// hundred thousand scopes.
+#[derive(Clone)]
+struct Declared {
+    /// The namespaces that see it, or [`ALL`].
+    scopes: Shared<BTreeSet<String>>,
+    destination: Shared<Destination>,
+}
+
+impl Declared {
+    fn new(scopes: Vec<String>, destination: Destination) -> Self {
+        Self {
+            scopes: Shared::new(scopes.into_iter().collect()),
+            destination: destination.into(),
+        }
+    }
+}
+
+/// The destinations of a mesh by host. Of several for one scope, the last one counts.
+#[derive(Default)]
+pub(super) struct Hosts(BTreeMap<String, Vec<Declared>>);
 
 impl Hosts {
     /// Indexes the hosts of ServiceEntries and Services.
     pub(super) fn of(mesh: &Mesh) -> Self {
-        let mut hosts = BTreeMap::new();
+        let mut hosts = Self::default();
         for entry in mesh.of(Kind::ServiceEntry) {
-            let destination = Destination {
-                ports: items(entry.spec("ports"))
-                    .iter()
-                    .map(|port| number(&port["number"]))
-                    .collect(),
-                selector: labels(&entry.spec("workloadSelector")["labels"]),
-            };
+            let selector = labels(&entry.spec("workloadSelector")["labels"]);
+            let declared = Declared::new(
+                scopes(texts(entry.spec("exportTo")), &entry.namespace),
+                Destination::new(entry.spec("ports"), "number", selector),
+            );
             for host in texts(entry.spec("hosts")) {
-                let host = qualified(&entry.namespace, host);
-                for scope in scopes(texts(entry.spec("exportTo")), &entry.namespace) {
-                    hosts.insert((scope, host.clone()), destination.clone());
-                }
+                hosts.add(qualified(&entry.namespace, host), &declared);
             }
         }
         for service in mesh.of(Kind::Service) {
-            let destination = Destination {
-                ports: items(service.spec("ports"))
-                    .iter()
-                    .map(|port| number(&port["port"]))
-                    .collect(),
-                selector: Labels::new(),
-            };
             let exported = service
                 .annotation("networking.istio.io/exportTo")
                 .split(',')
                 .map(str::trim);
             let exported = exported.filter(|scope| !scope.is_empty());
-            for scope in scopes(exported, &service.namespace) {
-                let host = qualified(&service.namespace, &service.name);
-                hosts.insert((scope, host), destination.clone());
-            }
+            let declared = Declared::new(
+                scopes(exported, &service.namespace),
+                Destination::new(service.spec("ports"), "port", Labels::new()),
+            );
+            hosts.add(qualified(&service.namespace, &service.name), &declared);
         }
-        Self(hosts)
+        hosts
+    }
+
+    fn add(&mut self, host: String, declared: &Declared) {
+        self.0.entry(host).or_default().push(declared.clone());
+    }
+
+    /// Returns the destination of a host in a scope.
+    fn at(&self, scope: &str, host: &str) -> Option<&Destination> {
+        let mut declared = self.0.get(host)?.iter().rev();
+        let seen = declared.find(|declared| declared.scopes.contains(scope));
+        seen.map(|declared| &*declared.destination)
     }
 
     /// Returns the destination of a host that an object of a namespace names.
-    pub(super) fn find(&self, namespace: &str, exported_to: &serde_json::Value, host: &str) -> Option<&Destination> {
+    pub(super) fn find(&self, namespace: &str, exported_to: &Value, host: &str) -> Option<&Destination> {
         let exact = qualified(namespace, host);
-        let at = |scope: &str, host: &str| self.0.get(&(scope.to_owned(), host.to_owned()));
+        let at = |scope: &str, host: &str| self.at(scope, host);
         let mut exported = texts(exported_to).map(|scope| if scope == "." { namespace } else { scope });
         let own = items(exported_to).is_empty().then(|| at(namespace, &exact)).flatten();
         at(ALL, &exact)
@@ -127,4 +169,44 @@ pub(super) fn reference<'a>(namespace: &'a str, name: &'a str) -> (&'a str, &'a 
 pub(super) fn applies_to_sidecars(gateways: &serde_json::Value) -> bool {
     let gateways = items(gateways);
     gateways.is_empty() || gateways.iter().any(|gateway| text(gateway) == "mesh")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::analyze::{mesh::Settings, object::Object};
+
+    #[test]
+    fn r21_hosts_of_an_object_share_its_scopes() {
+        let entry = |name: &str, port: u16, scopes: &Value| {
+            let manifest = json!({"metadata": {"name": name, "namespace": "n"},
+                "spec": {"hosts": ["a.test", "b.test"], "ports": [{"number": port}], "exportTo": scopes}});
+            Object::of(Kind::ServiceEntry.into(), manifest, "").unwrap()
+        };
+        let service = json!({"metadata": {"name": "web", "namespace": "n",
+            "annotations": {"networking.istio.io/exportTo": "., far"}}, "spec": {"ports": [{"port": 80}]}});
+        let service = Object::of(Kind::Service.into(), service, "").unwrap();
+        let objects = [
+            entry("first", 1, &json!([".", "other", "far"])),
+            entry("second", 2, &json!(["far"])),
+            entry("wide", 3, &Value::Null),
+            service,
+        ];
+        let hosts = Hosts::of(&Mesh::new(objects, Settings::default()));
+        let [of_a, of_b] = ["a.test", "b.test"].map(|host| &hosts.0[host]);
+        assert_eq!(of_a.len(), 3);
+        assert!(of_a.iter().zip(of_b).all(|(a, b)| a.scopes.ptr_eq(&b.scopes)));
+        let ports = |scope: &str, host: &str| hosts.at(scope, host).map(|found| found.ports.clone());
+        assert_eq!(ports("n", "a.test"), Some(vec![1]), "`.` is the own namespace");
+        assert_eq!(ports("far", "b.test"), Some(vec![2]), "the last one");
+        assert_eq!(ports(ALL, "b.test"), Some(vec![3]));
+        assert_eq!(ports("none", "b.test"), None);
+        let exported = json!(["other"]);
+        let found = hosts.find("x", &exported, "web.n.svc.cluster.local");
+        assert!(found.is_none(), "the Service is not exported there");
+        let found = hosts.find("far", &Value::Null, "web.n.svc.cluster.local");
+        assert!(found.is_some_and(|found| found.has_port(80) && !found.has_port(81)));
+    }
 }

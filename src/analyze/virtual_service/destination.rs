@@ -87,7 +87,7 @@ fn port(service: &Object, path: &str, to: &Value, destination: &Destination, rep
         return;
     }
     let port = number(&to["port"]["number"]);
-    if !destination.ports.contains(&port) {
+    if !destination.has_port(port) {
         let text = format!("{path}.port: {host} has no port {port}");
         report.add(REFERENCE_NOT_FOUND, service, text);
     }
