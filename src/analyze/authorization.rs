@@ -18,6 +18,7 @@ pub(super) fn policies(mesh: &Mesh, report: &mut Report) {
     let is_member = |pod: &Object| has_sidecar(mesh, pod) || is_ambient(pod);
     let pods = mesh.of(Kind::Pod).iter().filter(|pod| is_member(pod));
     let populated: BTreeSet<&str> = pods.map(|pod| pod.namespace.as_str()).collect();
+    let existing = Names::of(mesh.of(Kind::Namespace).iter().map(|namespace| namespace.name.as_str()));
     for policy in mesh.of(Kind::AuthorizationPolicy) {
         let selector = policy.spec("selector");
         let is_mesh_wide = policy.namespace == mesh.root_namespace();
@@ -36,18 +37,18 @@ pub(super) fn policies(mesh: &Mesh, report: &mut Report) {
             };
             report.add(NO_MATCHING_WORKLOADS, policy, text);
         }
-        namespaces(mesh, policy, report);
+        namespaces(&existing, policy, report);
     }
 }
 
-fn namespaces(mesh: &Mesh, policy: &Object, report: &mut Report) {
+fn namespaces(existing: &Names<'_>, policy: &Object, report: &mut Report) {
     for (path, rule) in indexed("spec.rules", policy.spec("rules")) {
         for (path, from) in indexed(&format!("{path}.from"), &rule["from"]) {
             for field in ["namespaces", "notNamespaces"] {
                 let path = format!("{path}.source.{field}");
                 for (path, pattern) in indexed(&path, &from["source"][field]) {
                     let pattern = text(pattern);
-                    if !exists(mesh, pattern) {
+                    if !existing.have(pattern) {
                         let text = format!("{path}: namespace {pattern:?} does not exist");
                         report.add(REFERENCE_NOT_FOUND, policy, text);
                     }
@@ -57,13 +58,61 @@ fn namespaces(mesh: &Mesh, policy: &Object, report: &mut Report) {
     }
 }
 
-fn exists(mesh: &Mesh, pattern: &str) -> bool {
-    let mut names = mesh.of(Kind::Namespace).iter().map(|namespace| namespace.name.as_str());
-    if let Some(suffix) = pattern.strip_prefix('*') {
-        return names.any(|name| name.ends_with(suffix));
+/// The names of all namespaces, to look up patterns. A policy may have a hundred thousand of these.
+struct Names<'a> {
+    /// Sorted.
+    forwards: Vec<&'a str>,
+    /// Each backwards, sorted.
+    backwards: Vec<Vec<u8>>,
+    lowercase: BTreeSet<String>,
+}
+
+impl<'a> Names<'a> {
+    fn of(names: impl Iterator<Item = &'a str>) -> Self {
+        let mut forwards: Vec<&str> = names.collect();
+        forwards.sort_unstable();
+        let mut backwards: Vec<Vec<u8>> = forwards.iter().map(|name| reversed(name)).collect();
+        backwards.sort_unstable();
+        Self {
+            lowercase: forwards.iter().map(|name| name.to_ascii_lowercase()).collect(),
+            forwards,
+            backwards,
+        }
     }
-    if let Some(prefix) = pattern.strip_suffix('*') {
-        return names.any(|name| name.starts_with(prefix));
+
+    /// Returns true if a name matches a pattern, which may begin or end with `*`. Only whole names are compared without
+    /// regard to case.
+    fn have(&self, pattern: &str) -> bool {
+        if let Some(suffix) = pattern.strip_prefix('*') {
+            let end = reversed(suffix);
+            let first = self.backwards.partition_point(|name| *name < end);
+            return self.backwards.get(first).is_some_and(|name| name.starts_with(&end));
+        }
+        if let Some(prefix) = pattern.strip_suffix('*') {
+            let first = self.forwards.partition_point(|name| *name < prefix);
+            return self.forwards.get(first).is_some_and(|name| name.starts_with(prefix));
+        }
+        self.lowercase.contains(&pattern.to_ascii_lowercase())
     }
-    names.any(|name| name.eq_ignore_ascii_case(pattern))
+}
+
+fn reversed(text: &str) -> Vec<u8> {
+    text.bytes().rev().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_patterns_are_looked_up_among_namespaces() {
+        let names = Names::of(["shop", "shop-test", "Edge"].into_iter());
+        for pattern in ["shop", "SHOP", "edge", "shop*", "sho*", "*test", "*-test", "*op", "Ed*", "*"] {
+            assert!(names.have(pattern), "{pattern}");
+        }
+        for pattern in ["", "sho", "shop-*-x", "edg*", "*tes", "SHOP*", "*TEST", "z*", "*z"] {
+            assert!(!names.have(pattern), "{pattern}");
+        }
+        assert!(!Names::of(std::iter::empty()).have("*"), "there is no namespace");
+    }
 }
