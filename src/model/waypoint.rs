@@ -4,6 +4,7 @@
 //! once its status has an address. Objects refer to Gateways of their own cluster, and proxies of one host serve the
 //! waypoints of all clusters that have this host.
 
+pub mod addresses;
 pub mod workloads;
 
 #[cfg(test)]
@@ -257,24 +258,20 @@ pub fn addresses_of_type<'a>(
 
 /// Returns the service with the host or address of a Gateway. Services of other clusters may have the same IP address.
 fn service_at(cx: &Cx, mesh: &MeshSnapshot, gateway: &ObjectKey, address: &SmolStr) -> Option<ServiceKey> {
-    let by_host = ServiceKey {
-        hostname: Hostname::new(address),
-        namespace: gateway.namespace.clone(),
-    };
-    if mesh.services.get(cx, &by_host).is_some() {
-        return Some(by_host);
+    if let Some(found) = with_host(cx, mesh, &gateway.namespace, address) {
+        return Some(found);
     }
-    let mut services = mesh.services_by_namespace.get(cx, &gateway.namespace);
-    let found = services.find(|(_, service)| {
-        service.all().any(|one| match one.registry {
-            Registry::Kubernetes => {
-                let own = one.cluster_vips.get(&gateway.cluster);
-                own.is_some_and(|vips| vips.contains(address))
-            }
-            Registry::External => one.default_address == *address,
-        })
-    });
-    found.map(|(key, _)| key.clone())
+    let services = mesh.services_at_gateways.get(cx, &gateway.namespace)?;
+    services.at(&gateway.cluster, address).cloned()
+}
+
+/// Returns the service of a namespace whose host is the address of a Gateway.
+fn with_host(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &SmolStr) -> Option<ServiceKey> {
+    let key = ServiceKey {
+        hostname: Hostname::new(address),
+        namespace: namespace.clone(),
+    };
+    mesh.services.get(cx, &key).is_some().then_some(key)
 }
 
 /// Returns the allowed namespaces of the listener that the binding refers to, or else of the one for tunnels.

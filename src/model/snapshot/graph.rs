@@ -60,6 +60,7 @@ use crate::model::{
     virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary, WildcardOwners},
     waypoint::{
         self, ServedService, ServiceWaypoint, Waypoint,
+        addresses::ServicesAtGateways,
         workloads::{WaypointWorkloads, WorkloadsKey},
     },
     workload::{self, Workload, WorkloadKey},
@@ -633,6 +634,13 @@ graph! {
         from (raw_destination_rules) = per_replica::label_entries;
     /// Networks of clusters for ztunnels.
     table cluster_networks (ClusterId, NetworkId) from (system_networks) = ambient::network_of_cluster;
+    /// Gateways of the Gateway API with an address, by namespace.
+    index gateways_with_address (Namespace, ObjectKey, Config<api::gateway_api::Gateway>)
+        from (inputs.kube_gateways) = waypoint::addresses::with_address;
+    /// Services at these addresses.
+    table services_at_gateways (Namespace, ServicesAtGateways) from (with |graph, _, mesh| {
+            if_ambient(mesh, || graph.gateways_with_address.changed().iter().cloned().collect())
+        }) = waypoint::addresses::services;
     /// Gateways that are waypoints.
     table waypoints (ObjectKey, Waypoint) from (inputs.kube_gateways) = waypoint::waypoint;
     /// Waypoint of each service that has one.

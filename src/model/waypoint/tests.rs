@@ -522,3 +522,42 @@ status: {{phase: Running, podIP: 10.1.0.4}}
     assert!(!is_behind(&pod("istio.io/use-waypoint: gone")));
     assert!(is_behind(&pod("app: web")));
 }
+
+#[test]
+fn r21_services_are_read_once_for_all_waypoints() {
+    let mut world = fixture::folder_world(installation(), &[("kube.yaml", GATEWAYS)]);
+    let mut put = |object: &str| {
+        let rows = folder(&installation(), &[("objects.yaml", object)]);
+        let mesh = world.commit(rows.into_iter().map(Change::Upsert).collect()).snapshot;
+        let cx = Cx::untracked();
+        let waypoint = mesh.waypoints.get(&cx, &key("shop/workloads")).expect("it has an address");
+        let host = waypoint.service.as_ref().map(|service| service.hostname.to_string());
+        let row = mesh.services_at_gateways.get(&cx, &Namespace::new("shop")).cloned();
+        (host, row)
+    };
+    let at = |name: &str, address: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\n\
+             spec: {{clusterIP: {address}, ports: [{{port: 15008, name: mesh}}]}}\n"
+        )
+    };
+    let entry = |host: &str, address: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: e, namespace: shop}}\nspec:\n  \
+             hosts: [{host}]\n  addresses: [10.0.3.1, {address}]\n  \
+             ports: [{{number: 80, name: http, protocol: HTTP}}]\n"
+        )
+    };
+    let host = |name: &str| Some(format!("{name}.shop.svc.cluster.local"));
+    let (found, row) = put(&at("other", "10.0.2.1"));
+    assert!(found.is_none() && row.is_none(), "no service has the address");
+    assert_eq!(put(&at("first", "10.0.0.7")).0, host("first"));
+    assert_eq!(put(&at("again", "10.0.0.7")).0, host("again"), "the first one counts");
+    assert_eq!(put(&entry("a.test", "10.0.0.7")).0, Some("a.test".to_owned()));
+    let (found, row) = put(&entry("z.test", "10.0.0.7"));
+    assert_eq!(found, host("again"));
+    let row = row.expect("services have the address");
+    let (_, after) = put(&at("other", "10.0.2.2"));
+    assert!(after.is_some_and(|after| after.ptr_eq(&row)), "waypoints do not depend on other services");
+    assert_eq!(put(&at("again", "10.0.2.3")).0, host("first"));
+}
