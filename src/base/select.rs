@@ -9,6 +9,8 @@ use super::Labels;
 const MAX_NAME: usize = 63;
 /// The maximum length of the part of a label key before the slash.
 const MAX_SUBDOMAIN: usize = 253;
+/// The number of pairs up to which those of a selector are looked up one by one.
+const FEW_PAIRS: usize = 16;
 
 /// Returns true if `labels` contains every pair of `selector`; an empty selector matches everything.
 pub fn matches<'a>(selector: impl IntoIterator<Item = (&'a str, &'a str)>, labels: &Labels) -> bool {
@@ -17,9 +19,18 @@ pub fn matches<'a>(selector: impl IntoIterator<Item = (&'a str, &'a str)>, label
         .all(|(key, value)| labels.get(key).is_some_and(|have| have == value))
 }
 
-/// Matches like [`matches`], with a whole label map.
+/// Matches like [`matches`], with a whole label map. Both maps are sorted, so a long selector is compared with the
+/// labels side by side: either may have a hundred thousand pairs.
 pub fn subset(selector: &Labels, labels: &Labels) -> bool {
-    matches(selector.iter().map(|(k, v)| (k.as_str(), v.as_str())), labels)
+    if selector.len() <= FEW_PAIRS {
+        return matches(selector.iter().map(|(k, v)| (k.as_str(), v.as_str())), labels);
+    }
+    let mut rest = labels.iter();
+    selector.len() <= labels.len()
+        && selector.iter().all(|(key, value)| {
+            let next = rest.find(|(other, _)| *other >= key);
+            next.is_some_and(|found| found == (key, value))
+        })
 }
 
 /// A Kubernetes `metav1.LabelSelector`.
@@ -133,6 +144,27 @@ mod tests {
         let mut labels = Labels::new();
         labels.insert("team".into(), "a".into());
         selector.matches(&labels)
+    }
+
+    #[test]
+    fn r21_long_selectors_select_as_short_ones() {
+        let of = |numbers: &[usize], value: &str| -> Labels {
+            let pair = |number: &usize| (SmolStr::from(format!("k{number:03}")), SmolStr::new(value));
+            numbers.iter().map(pair).collect()
+        };
+        let all: Vec<usize> = (0..100).collect();
+        let even: Vec<usize> = (0..50).map(|number| 2 * number).collect();
+        let last = [&even[..], &[99]].concat();
+        for selector in [&all, &even, &last, &Vec::new()] {
+            for labels in [&all, &even, &last] {
+                for value in ["v", "other"] {
+                    let (selector, labels) = (of(selector, "v"), of(labels, value));
+                    let pairs = selector.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+                    assert_eq!(subset(&selector, &labels), matches(pairs, &labels), "{selector:?} {labels:?}");
+                }
+            }
+        }
+        assert!(subset(&of(&even, "v"), &of(&all, "v")) && !subset(&of(&last, "v"), &of(&even, "v")));
     }
 
     #[test]
