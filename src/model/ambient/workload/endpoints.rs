@@ -53,7 +53,15 @@ pub fn slice_targets(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Sl
         pod.is_none_or(|pod| select::subset(selector, &pod.meta.labels))
     };
     let targets = slice.endpoints.iter().filter_map(|endpoint| endpoint.pod.as_ref());
-    let pods: BTreeSet<PodReference> = targets.filter(|target| !is_selected(target)).cloned().collect();
+    // Many endpoints may refer to one pod, which may have a hundred thousand labels.
+    let mut known: BTreeMap<(&SmolStr, &SmolStr), bool> = BTreeMap::new();
+    let mut pods: BTreeSet<PodReference> = BTreeSet::new();
+    for target in targets {
+        let pod = (&target.namespace, &target.name);
+        if !*known.entry(pod).or_insert_with(|| is_selected(target)) {
+            pods.insert(target.clone());
+        }
+    }
     (!pods.is_empty()).then(|| SliceTargets {
         service: slice.service_name.clone(),
         pods,
@@ -187,6 +195,36 @@ pub fn entry_endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<
 mod tests {
     use super::*;
     use crate::model::{features::Features, fixture, installation::Installation};
+
+    #[test]
+    fn r21_labels_of_a_pod_are_compared_once_for_all_endpoints() {
+        let target = |name: &str, uid: &str| {
+            format!("{{addresses: [192.0.2.3], targetRef: {{kind: Pod, name: {name}, namespace: a, uid: {uid}}}}}")
+        };
+        let endpoints = [target("p", "u1"), target("p", "u2"), target("q", "u3"), target("p", "u1")].join(", ");
+        let objects = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: a}}\n\
+             spec: {{selector: {{app: x}}, ports: [{{name: web, port: 80}}]}}\n\
+             ---\napiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: a, labels: {{app: y}}}}\n\
+             ---\napiVersion: v1\nkind: Pod\nmetadata: {{name: q, namespace: a, labels: {{app: x}}}}\n\
+             ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: s-1, namespace: a, labels: {{kubernetes.io/service-name: s}}}}\n\
+             addressType: IPv4\nports: [{{name: web, port: 80}}]\nendpoints: [{endpoints}]\n"
+        );
+        let installation = Installation {
+            features: Features {
+                pilot_enable_ambient: true,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let world = fixture::folder_world(installation, &[("objects.yaml", &objects)]);
+        let (cx, mesh) = (Cx::untracked(), world.snapshot());
+        let row = mesh.slice_targets.get(&cx, &fixture::key("a/s-1"));
+        let pods = row.expect("the selector does not match a pod").pods.iter();
+        let found: Vec<String> = pods.map(|pod| format!("{} {}", pod.name, pod.uid)).collect();
+        assert_eq!(found, ["p u1", "p u2"]);
+    }
 
     #[test]
     fn r21_ports_of_a_slice_are_compared_once_for_all_endpoints() {
