@@ -56,10 +56,9 @@ pub fn discovery_selectors(config: &MeshConfig) -> Vec<LabelSelector> {
 /// Converts a selector.
 pub fn selector(written: &mesh_api::LabelSelector) -> LabelSelector {
     let labels = written.match_labels.iter();
-    let requirement = |written: &mesh_api::LabelSelectorRequirement| Requirement {
-        key: SmolStr::new(&written.key),
-        operator: SmolStr::new(&written.operator),
-        values: written.values.iter().map(SmolStr::new).collect(),
+    let requirement = |written: &mesh_api::LabelSelectorRequirement| {
+        let values = written.values.iter().map(SmolStr::new).collect();
+        Requirement::new(SmolStr::new(&written.key), SmolStr::new(&written.operator), values)
     };
     LabelSelector {
         match_labels: labels

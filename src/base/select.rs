@@ -9,7 +9,7 @@ use super::Labels;
 const MAX_NAME: usize = 63;
 /// The maximum length of the part of a label key before the slash.
 const MAX_SUBDOMAIN: usize = 253;
-/// The number of pairs up to which those of a selector are looked up one by one.
+/// The number of pairs or values of a selector up to which they are looked up one by one.
 const FEW_PAIRS: usize = 16;
 
 /// Returns true if `labels` contains every pair of `selector`; an empty selector matches everything.
@@ -45,14 +45,32 @@ pub struct LabelSelector {
 
 /// One requirement of a [`LabelSelector`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
-#[serde(default)]
+#[serde(from = "WrittenRequirement")]
 pub struct Requirement {
-    /// The label's key.
-    pub key: SmolStr,
-    /// `In`, `NotIn`, `Exists` or `DoesNotExist`.
-    pub operator: SmolStr,
-    /// The values for `In` and `NotIn`.
-    pub values: Vec<SmolStr>,
+    key: SmolStr,
+    operator: SmolStr,
+    values: Vec<SmolStr>,
+    /// The values in order, if there are many. An object has room for a hundred thousand, which must not be looked
+    /// through for each namespace.
+    #[serde(skip_serializing)]
+    sorted: Vec<SmolStr>,
+    #[serde(skip_serializing)]
+    is_valid: bool,
+}
+
+/// A requirement as it is written.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WrittenRequirement {
+    key: SmolStr,
+    operator: SmolStr,
+    values: Vec<SmolStr>,
+}
+
+impl From<WrittenRequirement> for Requirement {
+    fn from(written: WrittenRequirement) -> Self {
+        Self::new(written.key, written.operator, written.values)
+    }
 }
 
 impl LabelSelector {
@@ -65,36 +83,60 @@ impl LabelSelector {
     /// Returns true if Kubernetes accepts all pairs and requirements.
     pub fn is_valid(&self) -> bool {
         let is_pair = |(key, value): (&SmolStr, &SmolStr)| is_key(key) && is_value(value);
-        self.match_labels.iter().all(is_pair) && self.match_expressions.iter().all(Requirement::is_valid)
+        self.match_labels.iter().all(is_pair) && self.match_expressions.iter().all(|requirement| requirement.is_valid)
     }
 }
 
 impl Requirement {
+    /// Returns a requirement. The operator is `In`, `NotIn`, `Exists` or `DoesNotExist`; the first two need values.
+    pub fn new(key: SmolStr, operator: SmolStr, values: Vec<SmolStr>) -> Self {
+        let mut sorted = Vec::new();
+        if values.len() > FEW_PAIRS {
+            sorted.clone_from(&values);
+            sorted.sort_unstable();
+        }
+        Self {
+            is_valid: is_requirement(&key, &operator, &values),
+            key,
+            operator,
+            values,
+            sorted,
+        }
+    }
+
     fn holds(&self, labels: &Labels) -> bool {
-        if !self.is_valid() {
+        if !self.is_valid {
             return false;
         }
         let value = labels.get(&self.key);
         match self.operator.as_str() {
-            "In" => value.is_some_and(|value| self.values.contains(value)),
-            "NotIn" => value.is_none_or(|value| !self.values.contains(value)),
+            "In" => value.is_some_and(|value| self.has_value(value)),
+            "NotIn" => value.is_none_or(|value| !self.has_value(value)),
             "Exists" => value.is_some(),
             "DoesNotExist" => value.is_none(),
             _ => false,
         }
     }
 
-    /// Returns true if Kubernetes accepts the requirement.
-    ///
-    /// Parity (k8s.io/apimachinery/pkg/labels/selector.go, `NewRequirement`).
-    fn is_valid(&self) -> bool {
-        let fits_operator = match self.operator.as_str() {
-            "In" | "NotIn" => !self.values.is_empty(),
-            "Exists" | "DoesNotExist" => self.values.is_empty(),
-            _ => false,
-        };
-        fits_operator && is_key(&self.key) && self.values.iter().all(|value| is_value(value))
+    fn has_value(&self, value: &SmolStr) -> bool {
+        if self.sorted.is_empty() {
+            self.values.contains(value)
+        } else {
+            self.sorted.binary_search(value).is_ok()
+        }
     }
+}
+
+/// Returns true if Kubernetes accepts a requirement.
+///
+/// Parity (k8s.io/apimachinery/pkg/labels/selector.go, `NewRequirement`).
+fn is_requirement(key: &str, operator: &str, values: &[SmolStr]) -> bool {
+    let fits_operator = match operator {
+        "In" | "NotIn" => !values.is_empty(),
+        "Exists" | "DoesNotExist" => values.is_empty(),
+        _ => false,
+    };
+    fits_operator && is_key(key) && values.iter().all(|value| is_value(value))
 }
 
 /// Returns true for the key of a label: a name, and a DNS subdomain before it if it has a slash.
@@ -135,11 +177,11 @@ mod tests {
     fn selects(key: &str, operator: &str, values: &[&str]) -> bool {
         let selector = LabelSelector {
             match_labels: Labels::new(),
-            match_expressions: vec![Requirement {
-                key: key.into(),
-                operator: operator.into(),
-                values: values.iter().map(SmolStr::new).collect(),
-            }],
+            match_expressions: vec![Requirement::new(
+                key.into(),
+                operator.into(),
+                values.iter().map(SmolStr::new).collect(),
+            )],
         };
         let mut labels = Labels::new();
         labels.insert("team".into(), "a".into());
@@ -165,6 +207,23 @@ mod tests {
             }
         }
         assert!(subset(&of(&even, "v"), &of(&all, "v")) && !subset(&of(&last, "v"), &of(&even, "v")));
+    }
+
+    #[test]
+    fn r21_many_values_select_as_few() {
+        let mut values: Vec<String> = (0..100).rev().map(|number| format!("v{number}")).collect();
+        let selects_a = |operator: &str, values: &[String]| {
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
+            selects("team", operator, &values)
+        };
+        assert!(!selects_a("In", &values) && selects_a("NotIn", &values));
+        values.push("a".to_owned());
+        assert!(selects_a("In", &values) && !selects_a("NotIn", &values));
+        values.push("not valid".to_owned());
+        assert!(!selects_a("In", &values) && !selects_a("NotIn", &values));
+        let written = serde_json::json!({"key": "team", "operator": "In", "values": ["b", "a"]});
+        let requirement: Requirement = serde_json::from_value(written.clone()).expect("a requirement");
+        assert_eq!(serde_json::to_value(requirement).expect("its fields"), written);
     }
 
     #[test]

@@ -187,10 +187,9 @@ fn strings(fields: &field::Fields<'_>, name: &str) -> Vec<String> {
 }
 
 fn selector(fields: &field::Fields<'_>) -> LabelSelector {
-    let requirement = |fields: &field::Fields<'_>| Requirement {
-        key: fields.text("key"),
-        operator: fields.text("operator"),
-        values: fields.nullable_texts("values"),
+    let requirement = |fields: &field::Fields<'_>| {
+        let values = fields.nullable_texts("values");
+        Requirement::new(fields.text("key"), fields.text("operator"), values)
     };
     LabelSelector {
         match_labels: fields.labels("matchLabels"),
