@@ -107,7 +107,9 @@ mod tests {
     #[test]
     fn r21_patterns_are_looked_up_among_namespaces() {
         let names = Names::of(["shop", "shop-test", "Edge"].into_iter());
-        for pattern in ["shop", "SHOP", "edge", "shop*", "sho*", "*test", "*-test", "*op", "Ed*", "*"] {
+        for pattern in [
+            "shop", "SHOP", "edge", "shop*", "sho*", "*test", "*-test", "*op", "Ed*", "*",
+        ] {
             assert!(names.have(pattern), "{pattern}");
         }
         for pattern in ["", "sho", "shop-*-x", "edg*", "*tes", "SHOP*", "*TEST", "z*", "*z"] {

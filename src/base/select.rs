@@ -202,7 +202,11 @@ mod tests {
                 for value in ["v", "other"] {
                     let (selector, labels) = (of(selector, "v"), of(labels, value));
                     let pairs = selector.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-                    assert_eq!(subset(&selector, &labels), matches(pairs, &labels), "{selector:?} {labels:?}");
+                    assert_eq!(
+                        subset(&selector, &labels),
+                        matches(pairs, &labels),
+                        "{selector:?} {labels:?}"
+                    );
                 }
             }
         }

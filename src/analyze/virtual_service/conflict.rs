@@ -188,7 +188,10 @@ mod tests {
     fn r21_scopes_with_the_same_objects_are_compared_once() {
         let mut seen = SeenPairs::default();
         assert!(seen.add(&[1]) && seen.add(&[1, 2]) && seen.add(&[2, 3]));
-        assert!(!seen.add(&[2]) && !seen.add(&[1, 2]) && seen.add(&[1, 2, 3]), "1 and 3 are new");
+        assert!(
+            !seen.add(&[2]) && !seen.add(&[1, 2]) && seen.add(&[1, 2, 3]),
+            "1 and 3 are new"
+        );
         assert!(!seen.add(&[1, 3]));
     }
 
@@ -215,6 +218,9 @@ mod tests {
         let mut found = texts_of(objects);
         found.sort();
         assert_eq!(found, want);
-        assert_eq!(texts_of(vec![service("a", &list(&["x.test"]), &[])]), Vec::<String>::new());
+        assert_eq!(
+            texts_of(vec![service("a", &list(&["x.test"]), &[])]),
+            Vec::<String>::new()
+        );
     }
 }

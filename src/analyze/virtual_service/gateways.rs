@@ -87,7 +87,16 @@ mod tests {
         };
         let wanted = HostsByEnd::of(["a.test", "*.b.test"].map(|host| (host, ())));
         let serves = |host: &str, namespace: &str| serves(&gateway(&[host]), namespace, &wanted);
-        for host in ["a.test", "*.test", "x.b.test", "*.x.b.test", "*", "*/a.test", "n/a.test", "./a.test"] {
+        for host in [
+            "a.test",
+            "*.test",
+            "x.b.test",
+            "*.x.b.test",
+            "*",
+            "*/a.test",
+            "n/a.test",
+            "./a.test",
+        ] {
             assert!(serves(host, "n"), "{host}");
         }
         for host in ["b.test", "x.a.test", "*.a.test", "other/a.test"] {

@@ -130,7 +130,10 @@ mod tests {
         let (cx, mesh) = (Cx::untracked(), commit.snapshot);
         assert!(mesh.gateway_hosts.get(&cx, &fixture::key("app/few")).is_none());
         let many = fixture::key("app/many");
-        let (row, declared) = (mesh.gateway_hosts.get(&cx, &many), mesh.declared_gateways.get(&cx, &many));
+        let (row, declared) = (
+            mesh.gateway_hosts.get(&cx, &many),
+            mesh.declared_gateways.get(&cx, &many),
+        );
         let (row, declared) = (row.expect("it has many hosts"), declared.expect("it exists"));
         assert_eq!(row.servers(), 2);
         for namespace in ["app", "other", "third"] {

@@ -119,13 +119,19 @@ fn r21_named_ports_are_looked_up_among_many() {
         world.commit(service(count, "x"));
         assert_eq!(evaluate(&world).0, [1003], "of {count}");
         let mesh = world.snapshot();
-        assert_eq!(mesh.named_service_ports.get(&cx, &fixture::key("app/web")).is_some(), has_row);
+        assert_eq!(
+            mesh.named_service_ports.get(&cx, &fixture::key("app/web")).is_some(),
+            has_row
+        );
         let row = mesh.ingress_virtual_services.get(&cx, &host);
         assert_eq!(row.map(|row| row.spec.http.len()), Some(1));
     }
     let (_, reads) = evaluate(&world);
     let changes = world.commit(service(1000, "y")).changes;
-    assert!(!changes.is_empty() && !changes.touches(&reads), "the ports are the same");
+    assert!(
+        !changes.is_empty() && !changes.touches(&reads),
+        "the ports are the same"
+    );
     world.commit(vec![Change::Remove(Kind::Service, fixture::key("app/web"))]);
     assert!(evaluate(&world).0.is_empty(), "the Service is gone");
 }

@@ -96,7 +96,13 @@ mod tests {
 
     #[test]
     fn r21_ports_are_found_as_by_a_search() {
-        let protocols = [Protocol::Udp, Protocol::Udp, Protocol::Tcp, Protocol::Http, Protocol::Udp];
+        let protocols = [
+            Protocol::Udp,
+            Protocol::Udp,
+            Protocol::Tcp,
+            Protocol::Http,
+            Protocol::Udp,
+        ];
         for count in [5, MOST_SEARCHED, MOST_SEARCHED + 1, 200] {
             // Most numbers occur several times, with different protocols.
             let port = |place: usize| ServicePort {

@@ -530,7 +530,10 @@ fn r21_services_are_read_once_for_all_waypoints() {
         let rows = folder(&installation(), &[("objects.yaml", object)]);
         let mesh = world.commit(rows.into_iter().map(Change::Upsert).collect()).snapshot;
         let cx = Cx::untracked();
-        let waypoint = mesh.waypoints.get(&cx, &key("shop/workloads")).expect("it has an address");
+        let waypoint = mesh
+            .waypoints
+            .get(&cx, &key("shop/workloads"))
+            .expect("it has an address");
         let host = waypoint.service.as_ref().map(|service| service.hostname.to_string());
         let row = mesh.services_at_gateways.get(&cx, &Namespace::new("shop")).cloned();
         (host, row)
@@ -558,6 +561,9 @@ fn r21_services_are_read_once_for_all_waypoints() {
     assert_eq!(found, host("again"));
     let row = row.expect("services have the address");
     let (_, after) = put(&at("other", "10.0.2.2"));
-    assert!(after.is_some_and(|after| after.ptr_eq(&row)), "waypoints do not depend on other services");
+    assert!(
+        after.is_some_and(|after| after.ptr_eq(&row)),
+        "waypoints do not depend on other services"
+    );
     assert_eq!(put(&at("again", "10.0.2.3")).0, host("first"));
 }

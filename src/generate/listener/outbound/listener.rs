@@ -99,8 +99,8 @@ pub struct ListenerService {
     pub is_surplus: bool,
 }
 
-/// What the matches of the chains of a service port follow from, if VirtualServices have routes for it: these, the
-/// ranges of the service, and the protocol.
+/// Inputs of the matches of a service port's chains, if VirtualServices have routes for it: these, the ranges of the
+/// service, and the protocol.
 type RoutedMatches<'m> = (&'m [Hashed<StreamRoutes>], &'m [SmolStr], Protocol);
 
 impl ListenerService {

@@ -287,7 +287,9 @@ impl OutboundListenerBuilder<'_> {
                 .filter(|route| route.weight > 0)
                 .filter_map(|route| Some((route.destination.as_ref()?, route.weight)))
                 .map(|(destination, weight)| {
-                    let service = self.destination(declared, &destination.host).map(|(service, _)| service);
+                    let service = self
+                        .destination(declared, &destination.host)
+                        .map(|(service, _)| service);
                     let cluster = destination::cluster(
                         destination,
                         service.as_deref(),

@@ -201,7 +201,13 @@ mod tests {
         let target = |name: &str, uid: &str| {
             format!("{{addresses: [192.0.2.3], targetRef: {{kind: Pod, name: {name}, namespace: a, uid: {uid}}}}}")
         };
-        let endpoints = [target("p", "u1"), target("p", "u2"), target("q", "u3"), target("p", "u1")].join(", ");
+        let endpoints = [
+            target("p", "u1"),
+            target("p", "u2"),
+            target("q", "u3"),
+            target("p", "u1"),
+        ]
+        .join(", ");
         let objects = format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: a}}\n\
              spec: {{selector: {{app: x}}, ports: [{{name: web, port: 80}}]}}\n\
@@ -250,7 +256,10 @@ mod tests {
             },
             ..Installation::default()
         };
-        let world = fixture::folder_world(installation, &[("objects.yaml", &[service, &manual, &of_pods].concat())]);
+        let world = fixture::folder_world(
+            installation,
+            &[("objects.yaml", &[service, &manual, &of_pods].concat())],
+        );
         let (cx, mesh) = (Cx::untracked(), world.snapshot());
         assert!(mesh.slice_workloads.get(&cx, &fixture::key("a/of-pods")).is_none());
         let row = mesh.slice_workloads.get(&cx, &fixture::key("a/manual"));

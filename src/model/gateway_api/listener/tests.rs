@@ -212,9 +212,7 @@ fn certificate() -> String {
 #[test]
 fn r21_ca_certificates_are_checked_once_for_all_listeners() {
     let options = json!({"gateway.istio.io/tls-cipher-suites": "ECDHE-RSA-AES128-GCM-SHA256"});
-    let listener = |port: u16| {
-        json!({"name": "a", "port": port, "protocol": "HTTPS", "tls": {"mode": "Terminate", "options": options}})
-    };
+    let listener = |port: u16| json!({"name": "a", "port": port, "protocol": "HTTPS", "tls": {"mode": "Terminate", "options": options}});
     let reference = json!({"kind": "ConfigMap", "name": "roots"});
     let frontend = json!({"frontend": {"default": {"validation": {"caCertificateRefs": [reference]}}}});
     let gateway = |tls: Value| {

@@ -336,10 +336,10 @@ fn r21_endpoints_are_read_once_for_all_ports() {
     let listener = |port: u16| json!({"name": format!("p{port}"), "port": port, "protocol": "HTTP"});
     let listeners: Vec<Value> = [80, 8080, 81, 8081, 82].into_iter().map(listener).collect();
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x-istio", "namespace": "gw"},
-        "spec": {"clusterIP": "10.0.0.9", "ports": [
-            {"name": "http", "port": 80}, {"name": "other", "port": 443}, {"name": "http", "port": 8443},
-            {"name": "idle", "port": 81},
-        ]}});
+    "spec": {"clusterIP": "10.0.0.9", "ports": [
+        {"name": "http", "port": 80}, {"name": "other", "port": 443}, {"name": "http", "port": 8443},
+        {"name": "idle", "port": 81},
+    ]}});
     let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {"name": "s", "namespace": "gw", "labels": {"kubernetes.io/service-name": "x-istio"}},
         "addressType": "IPv4",
