@@ -17,7 +17,7 @@ use smol_str::SmolStr;
 
 pub use self::endpoints::{
     EntryEndpoints, SliceTargets, SliceWorkloads, entry_candidates, entry_endpoints, slice_candidates, slice_targets,
-    slice_workloads, target_pods,
+    slice_workloads, slices_with_workloads, target_pods,
 };
 use super::{
     cluster_network, gateway, octets, policy,

@@ -714,7 +714,7 @@ graph! {
     index slices_by_pod (ObjectKey, ObjectKey, SliceTargets) from (slice_targets) = ambient::workload::target_pods;
     /// Workloads of EndpointSlices: endpoints without a pod.
     table slice_workloads (ObjectKey, SliceWorkloads)
-        from (with |_, inputs, mesh| ambient::workload::slice_candidates(mesh, inputs)) =
+        from (with |_, inputs, mesh| ambient::workload::slices_with_workloads(mesh, inputs)) =
             ambient::workload::slice_workloads;
     /// Endpoints of ServiceEntries for ztunnels.
     table entry_endpoints (ObjectKey, EntryEndpoints)

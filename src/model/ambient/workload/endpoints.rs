@@ -85,6 +85,17 @@ pub struct SliceWorkloads {
     pub(super) ports: Box<[Port]>,
 }
 
+/// Returns the changed slices that have workloads or had them before. Those of pods have no row, so that they record no
+/// reads.
+pub fn slices_with_workloads(mesh: &MeshSnapshot, inputs: &InputWriters) -> Vec<ObjectKey> {
+    let slices = inputs.endpoint_slices.changes().iter();
+    let slices = slices.filter(|(key, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        mesh.installation.is_ambient(&key.cluster) && versions.any(|slice| without_pods(slice).next().is_some())
+    });
+    slices.map(|(key, ..)| key.clone()).collect()
+}
+
 /// Derives the workloads of a slice; no row without any. Of several endpoints with one address, the first one counts.
 pub fn slice_workloads(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<SliceWorkloads> {
     let slice = mesh.endpoint_slices.get(cx, key)?;
