@@ -330,6 +330,8 @@ fn sidecar_scope(
     let mut visible: BTreeMap<Option<Vec<Namespace>>, Vec<VisibleService>> = BTreeMap::new();
     let visible_routes = virtual_service::for_sidecars(cx, mesh, namespace);
     let mut destinations: KeyedMap<&ObjectKey, Vec<DestinationService>> = KeyedMap::default();
+    // Adding destinations again changes nothing, and they may have tens of thousands of ports.
+    let mut added: KeyedSet<(&ObjectKey, Option<u32>)> = KeyedSet::default();
     // The first listener with each selection. Those with an equal one share its lists, and add nothing to the scope.
     let mut firsts: BTreeMap<(&[String], Option<u32>), usize> = BTreeMap::new();
     for (index, listener) in written.iter().enumerate() {
@@ -355,7 +357,9 @@ fn sidecar_scope(
             let destinations = destinations
                 .entry(vs)
                 .or_insert_with(|| collect::destinations(cx, mesh, namespace, summary));
-            collector.add_destinations(destinations, port_wanted);
+            if added.insert((*vs, port_wanted)) {
+                collector.add_destinations(destinations, port_wanted);
+            }
         }
         for (vs, _) in &reaches {
             if known.insert(vs) {

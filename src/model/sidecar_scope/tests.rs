@@ -242,6 +242,45 @@ spec:
     assert_eq!(shown(&three), [true, true]);
 }
 
+/// A Sidecar may have hundreds of listeners that reach the same VirtualServices, whose destinations may have tens of
+/// thousands of ports.
+#[test]
+fn r21_destinations_are_added_once_for_listeners_of_one_port() {
+    let with = |listeners: &[&str]| {
+        let world = world(&format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {{name: s, namespace: shop}}
+spec: {{egress: [{}]}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: v, namespace: shop}}
+spec:
+  hosts: [x.example.com]
+  http: [{{route: [{{destination: {{host: web, port: {{number: 80}}}}}}], mirror: {{host: db.data.svc.cluster.local}}}}]
+",
+            listeners.join(", ")
+        ));
+        computed(&world, &sidecar_key("shop", "shop/s"))
+    };
+    // Those for HTTP proxies accept requests for any port.
+    let first = "{port: {number: 3128, protocol: HTTP_PROXY, name: a}, hosts: [shop/x.example.com]}";
+    let wider = "{port: {number: 3129, protocol: HTTP_PROXY, name: b}, hosts: [shop/x.example.com, none/*]}";
+    let on_port = "{port: {number: 9000, protocol: HTTP, name: c}, hosts: [shop/x.example.com]}";
+    let (one, several) = (with(&[first]), with(&[first, wider]));
+    assert_eq!(names(&one.services), names(&several.services));
+    assert_eq!(one.port_filters, several.port_filters);
+    assert_eq!(several.egress[0].virtual_services, several.egress[1].virtual_services);
+    let web = several.service("web.shop.svc.cluster.local").unwrap();
+    assert!(several.shows_port(web, 80) && !several.shows_port(web, 9000));
+    // Another port of the same destinations counts.
+    let other = with(&[first, on_port, wider]);
+    let web = other.service("web.shop.svc.cluster.local").unwrap();
+    assert!(other.shows_port(web, 80) && other.shows_port(web, 9000));
+}
+
 #[test]
 fn an_egress_proxy_is_kept_as_written() {
     let world = world(
