@@ -445,6 +445,17 @@ fn r21_credentials_of_a_rule_are_limited() {
     bad("DestinationRule", &rule(1_001), &[""]);
 }
 
+/// The rules for a host are compared with each other by their namespaces.
+#[test]
+fn r21_namespaces_of_a_rule_are_limited() {
+    let rule = |count: u32| {
+        let names: Vec<String> = (1..=count).map(|n| format!("n{n}")).collect();
+        format!("{{host: a.example.com, exportTo: [{}]}}", names.join(", "))
+    };
+    good("DestinationRule", &rule(4_000));
+    bad("DestinationRule", &rule(4_001), &[".exportTo"]);
+}
+
 /// Each identity that an EnvoyFilter applies to has a resource for every credential.
 #[test]
 fn r21_credentials_of_an_envoy_filter_are_limited() {
