@@ -383,10 +383,12 @@ features! {
         /// owns all its hosts, or is the root namespace.
         PILOT_STRICT_HOST_OWNERSHIP pilot_strict_host_ownership: bool = false;
         /// Not Istio's. Routes of one VirtualService, over all its hosts and servers of Gateways; large ones count
-        /// several times. Requests to hosts beyond the limit are refused. 0 for no limit.
+        /// several times. Requests to hosts beyond the limit are refused. Also the hosts of one route of the Gateway
+        /// API, over all its listeners and services; a route beyond the limit does not apply. 0 for no limit.
         PILOT_MAX_ROUTES_PER_OBJECT pilot_max_routes_per_object: u32 = 10_000;
         /// Not Istio's. Routes of the VirtualServices of one namespace, except those with at most 20 routes; requests
-        /// to the hosts of later ones are refused. 0 for no limit.
+        /// to the hosts of later ones are refused. The same for the hosts of its routes of the Gateway API, of which
+        /// later ones do not apply. 0 for no limit.
         PILOT_MAX_ROUTES_PER_NAMESPACE pilot_max_routes_per_namespace: u32 = 30_000;
         /// Not Istio's. Subsets of one DestinationRule; those with large policies count several times. Those beyond the
         /// limit have no clusters. 0 for no limit.

@@ -8,12 +8,13 @@
 //! few routes would exceed the limit in large meshes.
 //!
 //! A cut never opens anything: requests and connections that the surplus of a VirtualService would route are refused
-//! instead of falling through to other routes, and clusters of surplus subsets do not exist. There are three
+//! instead of falling through to other routes, and clusters of surplus subsets do not exist. There are four
 //! exceptions. Surplus hosts of a ServiceEntry are no services, so the outbound traffic policy decides about them as
 //! about every unknown host. Where routes of several namespaces are merged for a host of a Gateway API listener, those
 //! of a namespace with a surplus are left out, so that a tenant cannot take the host from the others. Where services
 //! without an address share a listener of a sidecar, surplus TLS routes are refused for the names of these services
-//! only.
+//! only. A route of the Gateway API with too many hosts, listeners and services does not apply, as one with a mistake:
+//! rows that refuse its requests would be as many.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +32,8 @@ pub const CODE: &str = "OutputLimitExceeded";
 /// The end of the name of the row that refuses the surplus of a VirtualService. No object has such a name.
 const SURPLUS: &str = "~surplus";
 
-/// An object whose output is limited: a DestinationRule, a ServiceEntry or a VirtualService.
+/// An object whose output is limited: a DestinationRule, a ServiceEntry, a VirtualService, or a route of the Gateway
+/// API.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DemandKey {
     /// The kind.
@@ -154,6 +156,7 @@ pub fn namespace_key(key: &DemandKey, demand: &Demand, emit: &mut dyn FnMut((Kin
 pub fn refused(cx: &Cx, mesh: &MeshSnapshot, key: &(Kind, Namespace)) -> Option<RefusedObjects> {
     let demands = match key.0 {
         Kind::ServiceEntry => &mesh.entry_demands_by_namespace,
+        kind if is_route(kind) => &mesh.route_demands_by_namespace,
         _ => &mesh.demands_by_namespace,
     };
     let mut demands: Vec<_> = demands.get(cx, key).collect();
@@ -177,6 +180,7 @@ pub fn kept(cx: &Cx, mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey) -> Opt
     };
     let (demands, refused) = match kind {
         Kind::ServiceEntry => (&mesh.entry_demands, &mesh.refused_entries),
+        kind if is_route(kind) => (&mesh.route_demands, &mesh.refused_routes),
         _ => (&mesh.demands, &mesh.refused_objects),
     };
     let demand = demands.get(cx, &key)?;
@@ -207,6 +211,11 @@ pub fn refused_namespaces(cx: &Cx, mesh: &MeshSnapshot, object: &ObjectKey) -> B
     refused.map(|(namespace, _)| namespace.clone()).collect()
 }
 
+/// Returns true for routes of the Gateway API. Their hosts, for each listener and service, count like routes.
+fn is_route(kind: Kind) -> bool {
+    matches!(kind, Kind::HttpRoute | Kind::GrpcRoute | Kind::TlsRoute | Kind::TcpRoute)
+}
+
 /// Returns the key of the row that refuses the surplus of a VirtualService.
 pub fn surplus_key(of: &ObjectKey) -> ObjectKey {
     ObjectKey::new(&of.cluster, of.namespace.clone(), [&of.name, SURPLUS].concat())
@@ -233,6 +242,7 @@ impl MeshSnapshot {
 /// Returns a diagnostic for each object that does not apply as a whole.
 pub fn exceeded(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
     let demands = mesh.demands.iter(cx).chain(mesh.entry_demands.iter(cx));
+    let demands = demands.chain(mesh.route_demands.iter(cx));
     let cut = demands.filter_map(|(key, demand)| {
         let limits = Limits::of(mesh, key.kind);
         let (field, message) = if demand.shares.is_empty() {
@@ -242,6 +252,7 @@ pub fn exceeded(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
             match key.kind {
                 Kind::DestinationRule => ("spec.subsets", subsets_message(demand, kept, is_large, limits)),
                 Kind::ServiceEntry => ("spec.hosts", endpoints_message(demand, kept, is_large, limits)),
+                kind if is_route(kind) => ("spec.parentRefs", parents_message(demand, is_large, limits)),
                 _ => ("spec.hosts", routes_message(demand, kept, is_large, limits)),
             }
         } else {
@@ -301,6 +312,17 @@ fn endpoints_message(demand: &Demand, kept: usize, is_large: bool, limits: Limit
         format!("the endpoints of the namespace exceed the limit of {limit} (PILOT_MAX_ENDPOINTS_PER_NAMESPACE)")
     };
     format!("{reason}; the first {kept} hosts apply, the others are unknown to proxies")
+}
+
+fn parents_message(demand: &Demand, is_large: bool, limits: Limits) -> String {
+    let reason = if is_large {
+        let (declared, limit) = (demand.declared, limits.object);
+        format!("{declared} hosts of all parents exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_OBJECT)")
+    } else {
+        let limit = limits.namespace;
+        format!("the hosts of the namespace's routes exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_NAMESPACE)")
+    };
+    format!("{reason}; the route does not apply")
 }
 
 #[cfg(test)]

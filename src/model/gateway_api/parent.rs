@@ -53,8 +53,10 @@ pub enum Target {
     },
     /// A service of the mesh, with its hosts.
     Service {
-        /// The hosts; none if the object does not exist.
+        /// The hosts; none if the object does not exist, or if the route contributes nothing.
         hosts: Vec<String>,
+        /// The number of hosts that the object declares.
+        count: usize,
     },
 }
 
@@ -101,6 +103,9 @@ pub struct Child<'a> {
     pub meta: &'a Meta,
     /// Its hosts.
     pub hostnames: &'a [SmolStr],
+    /// False if it contributes nothing to VirtualServices: then the hosts of services are only counted. A ServiceEntry
+    /// has room for tens of thousands.
+    pub contributes: bool,
 }
 
 /// Returns the parents of a route, sorted by reference. References to kinds of others are left out.
@@ -117,7 +122,7 @@ pub fn resolve(cx: &Cx, mesh: &MeshSnapshot, child: &Child, references: &[Parent
         let object = ObjectKey::new(child.meta.cluster(), namespace, reference.name.clone());
         match kind {
             Some(kind @ (Kind::Service | Kind::ServiceEntry)) => {
-                parents.push(service(cx, mesh, kind, &object, reference));
+                parents.push(service(cx, mesh, child, (kind, &object), reference));
             }
             Some(kind) => parents.extend(listeners(cx, mesh, child, &ListenerOwner { kind, object }, reference)),
             None => {}
@@ -229,15 +234,22 @@ fn denial(
 }
 
 /// Returns a service as a parent.
-fn service(cx: &Cx, mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey, reference: &ParentReference) -> Parent {
-    let (exists, hosts, noun) = if kind == Kind::Service {
+fn service(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    child: &Child,
+    (kind, object): (Kind, &ObjectKey),
+    reference: &ParentReference,
+) -> Parent {
+    let (exists, hosts, count, noun) = if kind == Kind::Service {
         let exists = mesh.kube_services.get(cx, object).is_some();
         let host = super::service_host(mesh, &object.namespace, &object.name);
-        (exists, vec![host], "service")
+        (exists, vec![host], 1, "service")
     } else {
         let row = mesh.service_entries.get(cx, object);
-        let hosts = row.map(|row| row.spec.hosts.clone()).unwrap_or_default();
-        (row.is_some(), hosts, "service entry")
+        let declared = row.map_or(&[][..], |row| &row.spec.hosts);
+        let hosts = if child.contributes { declared } else { &[] };
+        (row.is_some(), hosts.to_vec(), declared.len(), "service entry")
     };
     let denied = (!exists).then(|| {
         let message = format!("parent {noun}: {name:?} not found", name = object.name.as_str());
@@ -245,7 +257,7 @@ fn service(cx: &Cx, mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey, referen
     });
     Parent {
         reference: reference.clone(),
-        target: Target::Service { hosts },
+        target: Target::Service { hosts, count },
         denied,
     }
 }

@@ -9,17 +9,18 @@ use super::{
     parent::{self, Child, Parent, Target},
 };
 use crate::{
-    api::{Kind, Meta, gateway_api::common::ParentReference},
+    api::{Config, Kind, Meta, gateway_api::common::ParentReference},
     base::{Namespace, ObjectKey, Shared, host},
     model::{
         MeshSnapshot,
         inputs::InputWriters,
+        output_limit::{self, Demand, DemandKey, Limits, SMALL},
         virtual_service::{RequestRoute, Requests},
     },
     proto::istio::networking::v1alpha3::{
         HttpMatchRequest, HttpRoute, L4MatchAttributes, TcpRoute, TlsMatchAttributes, TlsRoute, string_match::MatchType,
     },
-    table::Cx,
+    table::{Cx, TableWriter},
 };
 
 /// Key of an [`AttachedRoute`].
@@ -135,16 +136,126 @@ pub fn pools(_: &AttachedRouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(Obj
 
 /// Derives a route with its parents.
 pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<AttachedRoute> {
-    if !is_converted(mesh, &key.object) {
+    if !counts(mesh, key.kind, &key.object) {
         return None;
     }
     match key.kind {
         Kind::HttpRoute => http_route(cx, mesh, key),
         Kind::GrpcRoute => grpc_route(cx, mesh, key),
         Kind::TlsRoute => tls_route(cx, mesh, key),
-        Kind::TcpRoute if mesh.installation.features.pilot_enable_alpha_gateway_api => tcp_route(cx, mesh, key),
+        Kind::TcpRoute => tcp_route(cx, mesh, key),
         _ => None,
     }
+}
+
+/// Returns true if a route is converted.
+fn counts(mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey) -> bool {
+    let is_enabled = kind != Kind::TcpRoute || mesh.installation.features.pilot_enable_alpha_gateway_api;
+    is_enabled && is_converted(mesh, object)
+}
+
+/// Returns true if a route makes few contributions, as far as it alone shows: each of its references is to a Service or
+/// names a listener. Others may be to a Gateway with many listeners, or to a ServiceEntry with many hosts.
+fn is_small(hostnames: &[SmolStr], references: &[ParentReference]) -> bool {
+    let names_one = |reference: &ParentReference| match reference.kind.as_deref() {
+        Some("Service") => true,
+        Some("ServiceEntry") => false,
+        _ => reference.section_name.as_deref().is_some_and(|section| !section.is_empty()),
+    };
+    let most = references.len() * hostnames.len().max(1);
+    most as u64 <= SMALL && references.iter().all(names_one)
+}
+
+/// Returns the changed routes that may make many contributions, or did so before.
+pub fn demand_candidates(inputs: &InputWriters) -> Vec<DemandKey> {
+    let http = large(Kind::HttpRoute, &inputs.http_routes, |route| {
+        is_small(&route.hostnames, &route.parent_refs)
+    });
+    let grpc = large(Kind::GrpcRoute, &inputs.grpc_routes, |route| {
+        is_small(&route.hostnames, &route.parent_refs)
+    });
+    let tls = large(Kind::TlsRoute, &inputs.tls_routes, |route| {
+        is_small(&route.hostnames, &route.parent_refs)
+    });
+    let tcp = large(Kind::TcpRoute, &inputs.tcp_routes, |route| {
+        is_small(&[], &route.parent_refs)
+    });
+    [http, grpc, tls, tcp].concat()
+}
+
+fn large<T: PartialEq>(
+    kind: Kind,
+    routes: &TableWriter<ObjectKey, Config<T>>,
+    is_small: impl Fn(&T) -> bool,
+) -> Vec<DemandKey> {
+    let changed = routes.changes().iter().filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|route| !is_small(&route.spec))
+    });
+    let keys = changed.map(|(object, ..)| DemandKey {
+        kind,
+        object: object.clone(),
+    });
+    keys.collect()
+}
+
+/// Derives the number of contributions of a route, unless it is small: one for each host of each listener or service
+/// that it attaches to. Each has a copy of the rules for connections, which count, and shares those for requests.
+pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &DemandKey) -> Option<Demand> {
+    let (kind, object) = (key.kind, &key.object);
+    if !counts(mesh, kind, object) {
+        return None;
+    }
+    let (meta, hostnames, references, copies) = match kind {
+        Kind::HttpRoute => {
+            let route = mesh.http_routes.get(cx, object)?;
+            (&route.meta, &route.spec.hostnames[..], &route.spec.parent_refs, 1)
+        }
+        Kind::GrpcRoute => {
+            let route = mesh.grpc_routes.get(cx, object)?;
+            (&route.meta, &route.spec.hostnames[..], &route.spec.parent_refs, 1)
+        }
+        Kind::TlsRoute => {
+            let route = mesh.tls_routes.get(cx, object)?;
+            let spec = &route.spec;
+            (&route.meta, &spec.hostnames[..], &spec.parent_refs, spec.rules.len())
+        }
+        _ => {
+            let route = mesh.tcp_routes.get(cx, object)?;
+            (&route.meta, &[][..], &route.spec.parent_refs, route.spec.rules.len())
+        }
+    };
+    if is_small(hostnames, references) {
+        return None;
+    }
+    let child = Child {
+        kind,
+        meta,
+        hostnames,
+        contributes: false,
+    };
+    let (parents, written) = (parent::resolve(cx, mesh, &child, references), written_hosts(hostnames));
+    let hosts = |parent: &Parent| match &parent.target {
+        Target::Service { count, .. } => *count,
+        Target::Listener { .. } if kind == Kind::TcpRoute => 1,
+        Target::Listener { hostname, .. } if kind == Kind::TlsRoute && hostname.is_empty() => written.len(),
+        Target::Listener { hostname, .. } if kind == Kind::TlsRoute => intersection(&written, hostname).len(),
+        Target::Listener { .. } => {
+            let served = written.iter().filter(|host| parent.target.is_most_specific_for(host));
+            served.count()
+        }
+    };
+    let hosts: usize = attached_parents(&parents).into_iter().map(hosts).sum();
+    let declared = (hosts * copies) as u64;
+    let applies = declared <= Limits::of(mesh, kind).object;
+    (declared > SMALL).then(|| Demand {
+        meta: meta.clone(),
+        declared,
+        applied: if applies { declared } else { 0 },
+        parts: 1,
+        kept: usize::from(applies),
+        shares: Default::default(),
+    })
 }
 
 fn http_route(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<AttachedRoute> {
@@ -223,6 +334,8 @@ type Rows<T> = (Vec<T>, Option<Mistake>);
 /// Rules for the two kinds of parents.
 struct BothSides<T> {
     parents: Vec<Parent>,
+    /// False if the contributions of the route would exceed a limit.
+    contributes: bool,
     mesh: Rows<T>,
     gateway: Rows<T>,
 }
@@ -242,10 +355,13 @@ impl Conversion<'_> {
         references: &[ParentReference],
         convert: impl Fn(&Backends) -> Rows<T>,
     ) -> BothSides<T> {
+        let kept = || output_limit::kept(self.cx, self.mesh, self.key.kind, &self.key.object);
+        let contributes = is_small(hostnames, references) || kept().is_none();
         let child = Child {
             kind: self.key.kind,
             meta: self.meta,
             hostnames,
+            contributes,
         };
         let parents = parent::resolve(self.cx, self.mesh, &child, references);
         let is_mesh = |parent: &Parent| matches!(parent.target, Target::Service { .. });
@@ -269,6 +385,7 @@ impl Conversion<'_> {
             mesh: rows(Side::Mesh, for_mesh),
             gateway: rows(Side::Gateway, for_gateway),
             parents,
+            contributes,
         }
     }
 
@@ -279,7 +396,7 @@ impl Conversion<'_> {
         contribute: impl Fn(&Parent, &[T]) -> Vec<(String, Rules)>,
     ) -> AttachedRoute {
         let mut contributions = Vec::new();
-        for parent in attached_parents(&both.parents) {
+        for parent in both.contributed() {
             let (rules, _) = both.side_of(parent);
             for (host, rules) in contribute(parent, rules) {
                 contributions.push(Contribution {
@@ -329,9 +446,9 @@ impl Conversion<'_> {
         let for_mesh = ordered(std::mem::take(&mut both.mesh.0), asks_picker);
         let for_gateways = ordered(std::mem::take(&mut both.gateway.0), asks_picker);
         let mut contributions = Vec::new();
-        for parent in attached_parents(&both.parents) {
+        for parent in both.contributed() {
             let (scope, rules, hosts) = match &parent.target {
-                Target::Service { hosts } => {
+                Target::Service { hosts, .. } => {
                     let port = parent.reference.port;
                     let rules = port.map_or_else(|| for_mesh.clone(), |port| on_port(&for_mesh, port));
                     let own = self.meta.namespace();
@@ -363,6 +480,15 @@ impl Conversion<'_> {
 }
 
 impl<T> BothSides<T> {
+    /// Returns the parents that the route contributes to, in order of their Gateways.
+    fn contributed(&self) -> Vec<&Parent> {
+        if self.contributes {
+            attached_parents(&self.parents)
+        } else {
+            Vec::new()
+        }
+    }
+
     fn side_of(&self, parent: &Parent) -> (&[T], Option<&Mistake>) {
         let (rules, mistake) = match parent.target {
             Target::Service { .. } => &self.mesh,
@@ -468,7 +594,7 @@ fn on_port(rules: &Requests, port: u16) -> Shared<Requests> {
 
 fn tcp_contributions(parent: &Parent, rules: &[TcpRoute]) -> Vec<(String, Rules)> {
     let (hosts, port) = match &parent.target {
-        Target::Service { hosts } => (hosts.clone(), parent.reference.port),
+        Target::Service { hosts, .. } => (hosts.clone(), parent.reference.port),
         Target::Listener { .. } => (vec!["*".to_owned()], None),
     };
     let mut rules = rules.to_vec();
@@ -486,7 +612,7 @@ fn tcp_contributions(parent: &Parent, rules: &[TcpRoute]) -> Vec<(String, Rules)
 
 fn tls_contributions(parent: &Parent, rules: &[TlsRoute], written: &[String]) -> Vec<(String, Rules)> {
     match &parent.target {
-        Target::Service { hosts } => {
+        Target::Service { hosts, .. } => {
             let rules = for_service(rules, hosts, parent.reference.port);
             let each = hosts
                 .iter()

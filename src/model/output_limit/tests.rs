@@ -4,6 +4,7 @@ use crate::{
     model::{
         Change, Installation, World,
         fixture::{CLUSTER, config, folder},
+        gateway_api::route::AttachedRouteKey,
         inputs::Row,
         service::ServiceKey,
         snapshot::MeshSnapshot,
@@ -433,6 +434,90 @@ fn r21_the_size_of_merged_routes_counts_for_their_namespace() {
     let mesh = mesh(folder(&installation(), &[("a.yaml", &texts)]));
     // Each of the four counts as 32.
     assert_eq!(shop(&mesh), [("a".to_owned(), 1, false)]);
+}
+
+/// Returns a Gateway with listeners for routes of all namespaces.
+fn wide_gateway(listeners: usize) -> String {
+    let listener = |number| {
+        let port = 8000 + number;
+        format!("  - {{name: l{number}, port: {port}, protocol: HTTP, allowedRoutes: {{namespaces: {{from: All}}}}}}\n")
+    };
+    let listeners: Vec<String> = (0..listeners).map(listener).collect();
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: wide, namespace: gw}}\n\
+         spec:\n  gatewayClassName: istio\n  listeners:\n{}---\n",
+        listeners.concat()
+    )
+}
+
+/// Returns a route with some hosts and one parent.
+fn route_with_hosts(name: &str, age: i64, hosts: usize, parent: &str) -> String {
+    let (namespace, short) = name.split_once('/').expect("namespace/name");
+    let hosts: Vec<String> = (0..hosts).map(|host| format!("h{host}.{short}.example")).collect();
+    let rule = "{backendRefs: [{name: web, port: 80}]}";
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\n\
+         metadata: {{name: {short}, namespace: {namespace}, creationTimestamp: \"2026-01-01T00:00:0{age}Z\"}}\n\
+         spec:\n  parentRefs: [{parent}]\n  hostnames: [{}]\n  rules: [{rule}]\n---\n",
+        hosts.join(", ")
+    )
+}
+
+/// Each host of each listener becomes a VirtualService.
+#[test]
+fn r21_hosts_of_routes_count_for_each_listener_and_service() {
+    let changes = |texts: &[String]| {
+        let rows = folder(&installation(), &[("a.yaml", &texts.concat())]);
+        rows.into_iter().map(Change::Upsert).collect()
+    };
+    let wide = "{name: wide, namespace: gw}";
+    let section = "{name: wide, namespace: gw, sectionName: l3}";
+    let contributions = |world: &World, names: &[&str]| {
+        let mesh = world.snapshot();
+        let of = |name: &&str| {
+            let key = AttachedRouteKey {
+                kind: Kind::HttpRoute,
+                object: key(name),
+            };
+            let row = mesh.attached_routes.get(&Cx::untracked(), &key);
+            row.expect("it is converted").contributions.len()
+        };
+        names.iter().map(of).collect::<Vec<usize>>()
+    };
+    let mut world = world(Vec::new());
+    world.commit(changes(&[
+        route_with_hosts("a/large", 0, 13, wide),
+        route_with_hosts("a/later", 2, 7, wide),
+        route_with_hosts("a/most", 1, 12, wide),
+        route_with_hosts("a/section", 3, 13, section),
+        route_with_hosts("a/small", 4, 2, wide),
+        route_with_hosts("b/other", 5, 12, wide),
+    ]));
+    world.commit(changes(&[shared_gateway(), wide_gateway(8)]));
+    let names = ["a/large", "a/later", "a/most", "a/section", "a/small", "b/other"];
+    assert_eq!(contributions(&world, &names), [0, 0, 96, 13, 16, 96]);
+    let expected = [
+        "HTTPRoute a/large: spec.parentRefs: 104 hosts of all parents exceed the limit of 100 \
+         (PILOT_MAX_ROUTES_PER_OBJECT); the route does not apply",
+        "HTTPRoute a/later: spec.parentRefs: the hosts of the namespace's routes exceed the limit of 150 \
+         (PILOT_MAX_ROUTES_PER_NAMESPACE); the route does not apply",
+    ];
+    assert_eq!(messages(&world.snapshot()), expected);
+    world.commit(vec![Change::Remove(Kind::HttpRoute, key("a/most"))]);
+    assert_eq!(contributions(&world, &["a/large", "a/later"]), [0, 56]);
+    world.commit(changes(&[wide_gateway(7)]));
+    assert_eq!(contributions(&world, &["a/large", "a/later"]), [91, 49]);
+    assert!(messages(&world.snapshot()).is_empty());
+    // Hosts of a ServiceEntry count like listeners.
+    let hosts: Vec<String> = (0..101).map(|host| format!("h{host}.test")).collect();
+    let entry = format!(
+        "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: many, namespace: b}}\n\
+         spec: {{hosts: [{}], resolution: DNS, ports: [{{number: 80, name: http, protocol: HTTP}}]}}\n---\n",
+        hosts.join(", ")
+    );
+    let parent = "{group: networking.istio.io, kind: ServiceEntry, name: many}";
+    world.commit(changes(&[entry, route_with_hosts("b/entry", 6, 1, parent)]));
+    assert_eq!(contributions(&world, &["b/entry", "b/other"]), [0, 84]);
 }
 
 fn entry(name: &str, age: i64, counts: [u8; 3], endpoints: u8) -> Row {

@@ -555,6 +555,16 @@ graph! {
     table listener_selectors (ObjectKey, LabelSelector)
         from (with |graph, _, _| graph.listeners_by_gateway.changed().iter().cloned().collect()) =
             gateway_api::listener::selector;
+    /// Routes of the Gateway API that contribute more to VirtualServices than small ones.
+    table route_demands (DemandKey, Demand)
+        from (with |_, inputs, _| gateway_api::route::demand_candidates(inputs)) = gateway_api::route::demand;
+    /// The same by kind and namespace.
+    index route_demands_by_namespace ((Kind, Namespace), DemandKey, Demand)
+        from (route_demands) = output_limit::namespace_key;
+    /// Routes that do not apply because those of their namespace contribute too much.
+    table refused_routes ((Kind, Namespace), RefusedObjects)
+        from (with |graph, _, _| graph.route_demands_by_namespace.changed().iter().cloned().collect()) =
+            output_limit::refused;
     /// Routes of the Gateway API with their parents.
     table attached_routes (AttachedRouteKey, AttachedRoute)
         from (with |_, inputs, _| gateway_api::route::candidates(inputs)) = gateway_api::route::attached;
