@@ -1,5 +1,7 @@
 //! Label selection: equality maps (`selector`, `workloadSelector`) and Kubernetes `LabelSelector`s.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 use smol_str::SmolStr;
 
@@ -9,7 +11,7 @@ use super::Labels;
 const MAX_NAME: usize = 63;
 /// The maximum length of the part of a label key before the slash.
 const MAX_SUBDOMAIN: usize = 253;
-/// The number of pairs or values of a selector up to which they are looked up one by one.
+/// The number of pairs, requirements or values of a selector up to which they are looked up one by one.
 const FEW_PAIRS: usize = 16;
 
 /// Returns true if `labels` contains every pair of `selector`; an empty selector matches everything.
@@ -40,7 +42,31 @@ pub struct LabelSelector {
     /// Pairs that must all be present.
     pub match_labels: Labels,
     /// Requirements that must all hold.
-    pub match_expressions: Vec<Requirement>,
+    pub match_expressions: Requirements,
+}
+
+/// The requirements of a [`LabelSelector`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(from = "Vec<Requirement>", into = "Vec<Requirement>")]
+pub struct Requirements {
+    written: Vec<Requirement>,
+    /// The same by key, if there are many. An object has room for ten thousand, and a namespace has few labels: these
+    /// are then looked up among the requirements, not each requirement among the labels.
+    by_key: BTreeMap<SmolStr, OfKey>,
+    /// The number of keys in `by_key` that must exist.
+    required: usize,
+    /// True if Kubernetes accepts all of them.
+    is_valid: bool,
+}
+
+/// The requirements for one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct OfKey {
+    must_exist: bool,
+    must_be_missing: bool,
+    /// The values that all requirements with `In` have in common; `None` without any.
+    allowed: Option<BTreeSet<SmolStr>>,
+    denied: BTreeSet<SmolStr>,
 }
 
 /// One requirement of a [`LabelSelector`].
@@ -76,14 +102,97 @@ impl From<WrittenRequirement> for Requirement {
 impl LabelSelector {
     /// Returns true if the labels satisfy the selector. One that Kubernetes calls invalid selects nothing.
     pub fn matches(&self, labels: &Labels) -> bool {
-        let mut requirements = self.match_expressions.iter();
-        subset(&self.match_labels, labels) && requirements.all(|requirement| requirement.holds(labels))
+        subset(&self.match_labels, labels) && self.match_expressions.hold(labels)
     }
 
     /// Returns true if Kubernetes accepts all pairs and requirements.
     pub fn is_valid(&self) -> bool {
         let is_pair = |(key, value): (&SmolStr, &SmolStr)| is_key(key) && is_value(value);
-        self.match_labels.iter().all(is_pair) && self.match_expressions.iter().all(|requirement| requirement.is_valid)
+        self.match_labels.iter().all(is_pair) && self.match_expressions.is_valid
+    }
+}
+
+impl Requirements {
+    /// Returns true if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.written.is_empty()
+    }
+
+    fn hold(&self, labels: &Labels) -> bool {
+        if self.by_key.is_empty() || labels.len() > self.written.len() {
+            return self.written.iter().all(|requirement| requirement.holds(labels));
+        }
+        let mut found = 0;
+        for (key, value) in labels {
+            let Some(of_key) = self.by_key.get(key) else {
+                continue;
+            };
+            if !of_key.accepts(value) {
+                return false;
+            }
+            found += usize::from(of_key.must_exist);
+        }
+        self.is_valid && found == self.required
+    }
+}
+
+impl Default for Requirements {
+    fn default() -> Self {
+        Self::from(Vec::new())
+    }
+}
+
+impl From<Vec<Requirement>> for Requirements {
+    fn from(written: Vec<Requirement>) -> Self {
+        let mut by_key: BTreeMap<SmolStr, OfKey> = BTreeMap::new();
+        if written.len() > FEW_PAIRS {
+            for requirement in &written {
+                by_key.entry(requirement.key.clone()).or_default().add(requirement);
+            }
+        }
+        Self {
+            required: by_key.values().filter(|of_key| of_key.must_exist).count(),
+            by_key,
+            is_valid: written.iter().all(|requirement| requirement.is_valid),
+            written,
+        }
+    }
+}
+
+impl From<Requirements> for Vec<Requirement> {
+    fn from(requirements: Requirements) -> Self {
+        requirements.written
+    }
+}
+
+impl FromIterator<Requirement> for Requirements {
+    fn from_iter<I: IntoIterator<Item = Requirement>>(requirements: I) -> Self {
+        Vec::from_iter(requirements).into()
+    }
+}
+
+impl OfKey {
+    fn add(&mut self, requirement: &Requirement) {
+        let values = requirement.values.iter().cloned();
+        match requirement.operator.as_str() {
+            "In" => {
+                let values: BTreeSet<SmolStr> = values.collect();
+                match &mut self.allowed {
+                    Some(allowed) => allowed.retain(|value| values.contains(value)),
+                    None => self.allowed = Some(values),
+                }
+                self.must_exist = true;
+            }
+            "NotIn" => self.denied.extend(values),
+            "Exists" => self.must_exist = true,
+            "DoesNotExist" => self.must_be_missing = true,
+            _ => {}
+        }
+    }
+
+    fn accepts(&self, value: &SmolStr) -> bool {
+        let is_allowed = self.allowed.as_ref().is_none_or(|allowed| allowed.contains(value));
+        is_allowed && !self.must_be_missing && !self.denied.contains(value)
     }
 }
 
@@ -181,7 +290,8 @@ mod tests {
                 key.into(),
                 operator.into(),
                 values.iter().map(SmolStr::new).collect(),
-            )],
+            )]
+            .into(),
         };
         let mut labels = Labels::new();
         labels.insert("team".into(), "a".into());
@@ -228,6 +338,59 @@ mod tests {
         let written = serde_json::json!({"key": "team", "operator": "In", "values": ["b", "a"]});
         let requirement: Requirement = serde_json::from_value(written.clone()).expect("a requirement");
         assert_eq!(serde_json::to_value(requirement).expect("its fields"), written);
+    }
+
+    #[test]
+    fn r21_many_requirements_select_as_few() {
+        let requirement = |(key, operator, values): &(&str, &str, &[&str])| {
+            let values = values.iter().map(SmolStr::new).collect();
+            Requirement::new((*key).into(), (*operator).into(), values)
+        };
+        let other = |number: usize| {
+            let key = format!("other{number}");
+            requirement(&(key.as_str(), "DoesNotExist", &[]))
+        };
+        let others: Vec<Requirement> = (0..40).map(other).collect();
+        let labels = |pairs: &[(&str, &str)]| -> Labels {
+            let pairs = pairs.iter();
+            pairs.map(|(key, value)| ((*key).into(), (*value).into())).collect()
+        };
+        let labelled = [
+            labels(&[]),
+            labels(&[("team", "a")]),
+            labels(&[("team", "b"), ("zone", "z")]),
+            labels(&[("other7", "x"), ("team", "a")]),
+        ];
+        let cases: [&[(&str, &str, &[&str])]; 8] = [
+            &[],
+            &[("team", "In", &["a", "b"])],
+            &[("team", "In", &["a", "b"]), ("team", "In", &["b"])],
+            &[("team", "In", &["a"]), ("team", "NotIn", &["a"])],
+            &[("team", "NotIn", &["b"]), ("zone", "DoesNotExist", &[])],
+            &[("team", "Exists", &[]), ("zone", "Exists", &[])],
+            &[("team", "Exists", &[]), ("team", "DoesNotExist", &[])],
+            &[("team", "Never", &[])],
+        ];
+        let mut selected = 0;
+        for case in cases {
+            let many: Requirements = others.iter().cloned().chain(case.iter().map(requirement)).collect();
+            assert!(!many.by_key.is_empty());
+            for labels in &labelled {
+                let expected = many.written.iter().all(|requirement| requirement.holds(labels));
+                assert_eq!(many.hold(labels), expected, "{labels:?}");
+                selected += usize::from(expected);
+            }
+        }
+        assert_eq!(selected, 9);
+        let selector = LabelSelector {
+            match_expressions: others.into(),
+            ..LabelSelector::default()
+        };
+        assert!(selector.is_valid() && LabelSelector::default().is_valid());
+        let written = serde_json::to_value(&selector).expect("its fields");
+        assert_eq!(written["matchExpressions"].as_array().map(Vec::len), Some(40));
+        let read: LabelSelector = serde_json::from_value(written).expect("a selector");
+        assert_eq!(read, selector);
     }
 
     #[test]
