@@ -6,7 +6,7 @@
 //! counts.
 //!
 //! Note: selectors are indexed by their first label, so a changed Service or policy concerns only the workloads with
-//! that label.
+//! that label, and those with very many labels.
 
 pub mod gateway;
 pub mod policy;
@@ -99,30 +99,37 @@ fn trust_domain(cx: &Cx, mesh: &MeshSnapshot) -> String {
         .unwrap_or_default()
 }
 
-/// The index key of a selector: its namespace and its first label.
+/// The number of labels up to which selectors of a workload are looked up by each. An object has room for a hundred
+/// thousand, and each lookup is recorded.
+const MOST_LABELS: usize = 256;
+
+/// The index key of a selector: its namespace and its first label, or its namespace alone. Each selector has both.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SelectorKey {
     namespace: Namespace,
-    label: SmolStr,
-    value: SmolStr,
+    label: Option<(SmolStr, SmolStr)>,
 }
 
 impl SelectorKey {
-    fn new(namespace: &Namespace, (label, value): (&SmolStr, &SmolStr)) -> Self {
+    fn new(namespace: &Namespace, label: Option<(&SmolStr, &SmolStr)>) -> Self {
         Self {
             namespace: namespace.clone(),
-            label: label.clone(),
-            value: value.clone(),
+            label: label.map(|(name, value)| (name.clone(), value.clone())),
         }
     }
 }
 
-/// Returns the index key of a selector; `None` if it is empty and selects nothing.
-fn selector_key(namespace: &Namespace, selector: &Labels) -> Option<SelectorKey> {
-    selector.iter().next().map(|pair| SelectorKey::new(namespace, pair))
+/// Returns the index keys of a selector; none if it is empty and selects nothing.
+fn selector_keys(namespace: &Namespace, selector: &Labels) -> impl Iterator<Item = SelectorKey> + use<> {
+    let first = selector.iter().next();
+    let keys = first.map(|pair| [Some(pair), None].map(|label| SelectorKey::new(namespace, label)));
+    keys.into_iter().flatten()
 }
 
 /// Returns the index keys of the selectors that may match labels.
 fn selecting_keys<'a>(namespace: &'a Namespace, labels: &'a Labels) -> impl Iterator<Item = SelectorKey> + 'a {
-    labels.iter().map(|pair| SelectorKey::new(namespace, pair))
+    let has_many = labels.len() > MOST_LABELS;
+    let each = labels.iter().take(if has_many { 0 } else { MOST_LABELS });
+    let each = each.map(|pair| SelectorKey::new(namespace, Some(pair)));
+    each.chain(has_many.then(|| SelectorKey::new(namespace, None)))
 }

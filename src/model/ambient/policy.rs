@@ -5,7 +5,7 @@
 
 use smol_str::SmolStr;
 
-use super::{SelectorKey, selecting_keys, selector_key};
+use super::{SelectorKey, selecting_keys, selector_keys};
 use crate::{
     api::{Config, istio::DRY_RUN},
     base::{Labels, Namespace, ObjectKey, boolean, select},
@@ -54,9 +54,9 @@ pub fn selector(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<PolicyS
     (!labels.is_empty() && is_enforced(mesh, policy)).then_some(PolicySelector { labels })
 }
 
-/// Emits the index key of a policy that selects workloads.
+/// Emits the index keys of a policy that selects workloads.
 pub fn selector_entry(key: &ObjectKey, policy: &PolicySelector, emit: &mut dyn FnMut(SelectorKey)) {
-    selector_key(&key.namespace, &policy.labels).into_iter().for_each(emit);
+    selector_keys(&key.namespace, &policy.labels).for_each(emit);
 }
 
 /// The modes of a PeerAuthentication that selects workloads.
@@ -80,9 +80,9 @@ pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Sele
     })
 }
 
-/// Emits the index key of a PeerAuthentication that selects workloads.
+/// Emits the index keys of a PeerAuthentication that selects workloads.
 pub fn peer_entry(key: &ObjectKey, policy: &SelectorModes, emit: &mut dyn FnMut(SelectorKey)) {
-    selector_key(&key.namespace, &policy.labels).into_iter().for_each(emit);
+    selector_keys(&key.namespace, &policy.labels).for_each(emit);
 }
 
 fn mode(spec: &PeerAuthentication) -> Mode {

@@ -12,7 +12,7 @@ use std::{
 use ipnet::IpNet;
 use smol_str::SmolStr;
 
-use super::{SelectorKey, cluster_network, from_octets, network_address, selector_key, waypoint};
+use super::{SelectorKey, cluster_network, from_octets, network_address, selector_keys, waypoint};
 use crate::{
     api::{Config, Meta, kube, kube::service::TargetPort},
     base::{ClusterId, Hostname, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, host},
@@ -447,9 +447,9 @@ pub struct ClusterSelectorKey {
     pub(super) selector: SelectorKey,
 }
 
-/// Emits the index key of a service that selects workloads.
+/// Emits the index keys of a service that selects workloads.
 pub fn selector_entry(key: &ClusterServiceKey, row: &ClusterService, emit: &mut dyn FnMut(ClusterSelectorKey)) {
-    if let Some(selector) = selector_key(&key.service.namespace, &row.declared.selector) {
+    for selector in selector_keys(&key.service.namespace, &row.declared.selector) {
         emit(ClusterSelectorKey {
             cluster: key.cluster.clone(),
             selector,

@@ -399,7 +399,8 @@ struct Derivation<'a> {
 }
 
 impl<'a> Derivation<'a> {
-    /// Returns the services of the object's cluster whose selectors match labels.
+    /// Returns the services of the object's cluster whose selectors match labels, in the order of the first labels of
+    /// these.
     fn selecting(&self, labels: &Labels, kinds: &[ServiceSource]) -> Services<'a> {
         let (cx, mesh) = (self.cx, self.mesh);
         let ObjectKey { cluster, namespace, .. } = self.object;
@@ -411,7 +412,12 @@ impl<'a> Derivation<'a> {
         let matching = rows.filter(|(_, service)| {
             kinds.contains(&service.declared.key.source) && select::subset(&service.declared.selector, labels)
         });
-        matching.collect()
+        let mut found: Services = matching.collect();
+        found.sort_by(|(_, one), (_, other)| {
+            let (one, other) = (&one.declared.selector, &other.declared.selector);
+            one.iter().next().cmp(&other.iter().next())
+        });
+        found
     }
 
     fn of_pod(&self, pod: &Pod) -> Option<AmbientWorkload> {
@@ -654,6 +660,59 @@ mod tests {
         let cx = Cx::recording();
         let workload = workload(&cx, &world.snapshot(), &uid).expect("the endpoint exists");
         (workload.decoded(), cx.into_reads().len())
+    }
+
+    /// Returns a workload of a pod with this number of labels beside its own, and the number of reads that it takes.
+    fn of_labels(others: usize) -> (AmbientWorkload, usize) {
+        let labels: Vec<String> = (0..others).map(|number| format!("n{number}: x, ")).collect();
+        let labels = labels.concat();
+        let service = |name: &str, label: &str| {
+            format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: a}}\n\
+                 spec: {{selector: {{{label}}}, ports: [{{name: web, port: 80}}]}}\n---\n"
+            )
+        };
+        let policy = |kind: &str, spec: &str| {
+            format!(
+                "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata: {{name: p, namespace: a}}\n\
+                 spec: {{selector: {{matchLabels: {{zone: z}}}}, {spec}}}\n---\n"
+            )
+        };
+        let objects = [
+            service("first", "zone: z"),
+            service("second", "app: y, zone: z"),
+            service("other", "app: other"),
+            policy("AuthorizationPolicy", "rules: [{}]"),
+            policy("PeerAuthentication", "mtls: {mode: STRICT}"),
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: a, labels: {{{labels}app: y, zone: z}}}}\n\
+                 status: {{phase: Running, podIP: 192.0.2.1}}\n"
+            ),
+        ];
+        let installation = Installation {
+            features: Features {
+                pilot_enable_ambient: true,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let world = fixture::folder_world(installation, &[("objects.yaml", &objects.concat())]);
+        let uid = WorkloadUid::new("Kubernetes//Pod/a/p");
+        let cx = Cx::recording();
+        let workload = workload(&cx, &world.snapshot(), &uid).expect("the pod exists");
+        (workload, cx.into_reads().len())
+    }
+
+    #[test]
+    fn r21_selectors_are_not_looked_up_by_each_of_very_many_labels() {
+        let (few, _) = of_labels(3);
+        let (many, reads) = of_labels(1_000);
+        let services = few.services.iter().map(|service| service.hostname.as_str());
+        let expected = ["second.a.svc.cluster.local", "first.a.svc.cluster.local"];
+        assert_eq!(services.collect::<Vec<_>>(), expected);
+        assert_eq!(few.decoded().authorization_policies.len(), 2);
+        assert_eq!(many, few);
+        assert!(reads < 100, "{reads}");
     }
 
     #[test]

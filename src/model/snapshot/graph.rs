@@ -695,7 +695,7 @@ graph! {
     /// Services of all clusters by name.
     index cluster_services_by_name (ServiceKey, ClusterServiceKey, ClusterService)
         from (cluster_services) = |key, _, emit| emit(key.service.clone());
-    /// Services that select workloads, by the first label of the selector.
+    /// Services that select workloads, by the first label of the selector and by namespace.
     index services_by_selector (ClusterSelectorKey, ClusterServiceKey, ClusterService)
         from (cluster_services) = ambient::service::selector_entry;
     /// Selectors of AuthorizationPolicies that ztunnels enforce.
