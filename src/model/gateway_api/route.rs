@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     api::{Config, Kind, Meta, gateway_api::common::ParentReference},
-    base::{Namespace, ObjectKey, Shared, host},
+    base::{
+        Namespace, ObjectKey, Shared,
+        host::{self, HostsByEnd},
+    },
     model::{
         MeshSnapshot,
         inputs::InputWriters,
@@ -614,10 +617,8 @@ fn tls_contributions(parent: &Parent, rules: &[TlsRoute], written: &[String]) ->
     match &parent.target {
         Target::Service { hosts, .. } => {
             let rules = for_service(rules, hosts, parent.reference.port);
-            let each = hosts
-                .iter()
-                .map(|host| (host.clone(), Rules::Tls(for_host(&rules, host))));
-            each.collect()
+            let rules = for_hosts(&rules, hosts).into_iter().map(Rules::Tls);
+            hosts.iter().cloned().zip(rules).collect()
         }
         Target::Listener { hostname, .. } if hostname.is_empty() => {
             let each = written.iter().map(|host| (host.clone(), Rules::Tls(rules.to_vec())));
@@ -647,15 +648,34 @@ fn for_service(rules: &[TlsRoute], hosts: &[String], port: Option<u16>) -> Vec<T
     rules
 }
 
-/// Returns the rules with the server names that belong to a host.
-fn for_host(rules: &[TlsRoute], service_host: &str) -> Vec<TlsRoute> {
-    let mut rules = rules.to_vec();
-    for matched in rules.iter_mut().flat_map(|rule| &mut rule.r#match) {
+/// Returns for each host of a service the rules with the server names that belong to it. A ServiceEntry may have ten
+/// thousand hosts, which are the names of its rules by default, so they are not compared with each other.
+fn for_hosts(rules: &[TlsRoute], hosts: &[String]) -> Vec<Vec<TlsRoute>> {
+    let matches = rules.iter().flat_map(|rule| &rule.r#match);
+    let names: Vec<&[String]> = matches.map(|matched| matched.sni_hosts.as_slice()).collect();
+    let index = |names: &&[String]| {
+        let positions = names.iter().enumerate();
+        HostsByEnd::of(positions.map(|(position, name)| (name.as_str(), position)))
+    };
+    let indexes: Vec<HostsByEnd<Vec<usize>>> = names.iter().map(index).collect();
+    let mut unnamed = rules.to_vec();
+    for matched in unnamed.iter_mut().flat_map(|rule| &mut rule.r#match) {
         if matched.sni_hosts.len() > 1 {
-            matched.sni_hosts.retain(|name| host::overlaps(service_host, name));
+            matched.sni_hosts.clear();
         }
     }
-    rules
+    let for_host = |service_host: &String| {
+        let mut rules = unnamed.clone();
+        let matches = rules.iter_mut().flat_map(|rule| &mut rule.r#match);
+        for (matched, (names, index)) in matches.zip(names.iter().zip(&indexes)) {
+            if names.len() > 1 {
+                let own = index.overlapping(service_host).into_iter();
+                matched.sni_hosts = own.map(|position| names[position].clone()).collect();
+            }
+        }
+        rules
+    };
+    hosts.iter().map(for_host).collect()
 }
 
 /// Returns the names that both a list and a host cover, each once.
@@ -678,7 +698,39 @@ fn intersection(names: &[String], listener: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::intersection;
+    use super::{for_hosts, intersection};
+    use crate::proto::istio::networking::v1alpha3::{TlsMatchAttributes, TlsRoute};
+
+    #[test]
+    fn r21_server_names_are_looked_up_for_each_host_of_a_service() {
+        let rule = |names: &[&str]| TlsRoute {
+            r#match: vec![TlsMatchAttributes {
+                sni_hosts: names.iter().map(|name| (*name).to_owned()).collect(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let several = rule(&["b.test", "*.a.test", "x.a.test", "c.test"]);
+        let rules = [several, rule(&["other.test"])];
+        let hosts = ["x.a.test", "b.test", "*.test", "none.example"].map(str::to_owned);
+        let found = for_hosts(&rules, &hosts);
+        let names = |rules: &[TlsRoute]| {
+            let matches = rules.iter().flat_map(|rule| &rule.r#match);
+            matches.map(|matched| matched.sni_hosts.join(" ")).collect::<Vec<_>>()
+        };
+        let found: Vec<Vec<String>> = found.iter().map(|rules| names(rules)).collect();
+        // The only name of a rule stays.
+        assert_eq!(found[0], ["*.a.test x.a.test", "other.test"]);
+        assert_eq!(found[1], ["b.test", "other.test"]);
+        assert_eq!(found[2], ["b.test *.a.test x.a.test c.test", "other.test"]);
+        assert_eq!(found[3], ["", "other.test"]);
+        // Compared with each other, these would take minutes.
+        let many: Vec<String> = (0..20_000).map(|number| format!("h{number}.test")).collect();
+        let all = rule(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        let found = for_hosts(&[all], &many);
+        let mut pairs = found.iter().zip(&many);
+        assert!(pairs.all(|(rules, host)| names(rules) == [host.as_str()]));
+    }
 
     #[test]
     fn names_that_a_host_shares_count_once() {
