@@ -79,15 +79,13 @@ impl Target<'_> {
         let first = self.service.ports.first().map(|port| port.number);
         let is_pool = first == Some(self.port.number) && inference_pool::is_shadow(&self.service.labels);
         let serves = |endpoint: &Endpoint| {
-            if is_pool {
-                true
-            } else if registries.contains(&endpoint.origin.cluster) {
+            if registries.contains(&endpoint.origin.cluster) {
                 endpoint.serves(self.port)
             } else {
                 endpoint.port_name == self.port.name
             }
         };
-        let selected = self.select(ctx, &row.endpoints, serves);
+        let selected = self.select(ctx, &row.endpoints, (!is_pool).then_some(serves));
         let groups = self.groups(ctx, client, selected.into_iter().filter(usable));
         self.balanced(ctx, client, groups, client.labels.as_ref())
     }
@@ -119,7 +117,7 @@ impl Target<'_> {
         let Some(traits) = ctx.mesh.endpoint_traits.get(ctx.cx, &self.service.key) else {
             return Vec::new();
         };
-        let selected = self.select(ctx, &traits.inline, |endpoint| endpoint.serves(self.port));
+        let selected = self.select(ctx, &traits.inline, Some(|endpoint: &Endpoint| endpoint.serves(self.port)));
         let groups = self.groups(ctx, client, selected);
         // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): failover priorities apply only to the default cluster
         // among inline clusters.

@@ -3,13 +3,17 @@
 //! A service has a cluster for each port and subset, and each selects from the same endpoints. Those of a service with
 //! many are indexed once in an update, so that the time of a cluster depends on the endpoints that it has.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{Hash, Hasher},
+    ops::Range,
+};
 
 use super::assignment::Target;
 use crate::{
-    base::{ClusterId, Labels, SmolStr, select},
+    base::{Labels, Shared, SmolStr, select},
     generate::BuildContext,
-    model::{Endpoint, ServiceKey},
+    model::{Endpoint, ServiceKey, destination_rule::DestinationRule, service::ServicePort},
     proto::istio::networking::v1alpha3::Subset,
     table::{Cx, Memo, Memoized},
 };
@@ -33,68 +37,129 @@ struct LabelSet {
     positions: Vec<Range<usize>>,
 }
 
-/// A service, and the labels of a subset; none for all endpoints.
+/// A service, and one of its subsets; none for all endpoints.
 #[derive(PartialEq, Eq, Hash)]
 struct SelectionKey {
     service: ServiceKey,
-    labels: BTreeMap<String, String>,
+    subset: Option<SubsetKey>,
 }
 
-/// The positions of endpoints, ascending, by what decides which port they serve: number and name of the service port,
-/// and the cluster.
-type PortIndex = BTreeMap<(u32, SmolStr, ClusterId), Vec<usize>>;
+/// A subset of a rule. Rules are compared by allocation: there is a cluster for each port, and a subset may have
+/// thousands of labels.
+struct SubsetKey {
+    rule: Shared<DestinationRule>,
+    name: SmolStr,
+}
+
+impl PartialEq for SubsetKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.rule.ptr_eq(&other.rule)
+    }
+}
+
+impl Eq for SubsetKey {}
+
+impl Hash for SubsetKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+/// The positions of endpoints, ascending, by the name and by the number of the service port that they serve. There may
+/// be tens of thousands of ports, and a cluster for each.
+#[derive(Default)]
+struct PortIndex {
+    by_name: BTreeMap<SmolStr, Vec<usize>>,
+    /// Those of which the number is known.
+    by_number: BTreeMap<u32, Vec<usize>>,
+}
 
 impl Target<'_> {
-    /// Returns those of the service's endpoints that are in the subset and for which `serves` is true, in their order.
-    /// `serves` may read only the service port and the cluster of an endpoint.
+    /// Returns those of the service's endpoints that are in the subset and for which `serves` is true, in their order;
+    /// those of all ports without it. It may be true only for endpoints with the name or the number of the port.
     pub(super) fn select<'e>(
         &self,
         ctx: &BuildContext,
         endpoints: &'e [Endpoint],
-        serves: impl Fn(&Endpoint) -> bool,
+        serves: Option<impl Fn(&Endpoint) -> bool>,
     ) -> Vec<&'e Endpoint> {
         let subset = self.rule.and_then(|rule| rule.subset(self.subset));
+        let is_served = |endpoint: &&Endpoint| serves.as_ref().is_none_or(|serves| serves(endpoint));
         if endpoints.len() <= FEW || subset.is_none() && self.service.ports.len() == 1 {
-            let served = endpoints.iter().filter(|endpoint| serves(endpoint));
+            let served = endpoints.iter().filter(is_served);
             return served
                 .filter(|endpoint| selects(subset, &endpoint.origin.labels))
                 .collect();
         }
         let memo: &EndpointMemo = ctx.memo.get();
-        let index = memo.selected(ctx.cx, &self.service.key, subset, endpoints);
-        let serving = |positions: &&Vec<usize>| positions.first().is_some_and(|first| serves(&endpoints[*first]));
-        let mut positions: Vec<usize> = index.values().filter(serving).flatten().copied().collect();
-        positions.sort_unstable();
-        positions.into_iter().map(|position| &endpoints[position]).collect()
+        let index = memo.selected(ctx.cx, self, endpoints);
+        let positions = if serves.is_some() {
+            index.of_port(self.port)
+        } else {
+            index.all()
+        };
+        let selected = positions.into_iter().map(|position| &endpoints[position]);
+        selected.filter(is_served).collect()
+    }
+
+    /// Returns the subset, if it has labels.
+    fn labelled_subset(&self) -> Option<(&Shared<DestinationRule>, &Subset)> {
+        let rule = self.rule?;
+        let subset = rule.subset(self.subset)?;
+        (!subset.labels.is_empty()).then_some((rule, subset))
     }
 }
 
 impl EndpointMemo {
-    fn selected(
-        &self,
-        cx: &Cx,
-        service: &ServiceKey,
-        subset: Option<&Subset>,
-        endpoints: &[Endpoint],
-    ) -> Memoized<PortIndex> {
+    fn selected(&self, cx: &Cx, target: &Target, endpoints: &[Endpoint]) -> Memoized<PortIndex> {
+        let service = &target.service.key;
+        let subset = target.labelled_subset();
         let key = SelectionKey {
             service: service.clone(),
-            labels: subset.map(|subset| subset.labels.clone()).unwrap_or_default(),
+            subset: subset.map(|(rule, subset)| SubsetKey {
+                rule: rule.clone(),
+                name: SmolStr::new(&subset.name),
+            }),
         };
-        let all = key.labels.is_empty();
         self.selected.get(cx, key, |cx| {
-            if all {
-                return port_index(endpoints, 0..endpoints.len());
-            }
+            let Some((_, subset)) = subset else {
+                return PortIndex::of(endpoints, 0..endpoints.len());
+            };
             let sets = self.label_sets.get(cx, service.clone(), |_| label_sets(endpoints));
             let sets = sets.iter();
-            let selected = sets.filter(|set| selects(subset, &endpoints[set.first].origin.labels));
+            let selected = sets.filter(|set| selects(Some(subset), &endpoints[set.first].origin.labels));
             let mut positions: Vec<usize> = selected
                 .flat_map(|set| set.positions.iter().cloned().flatten())
                 .collect();
             positions.sort_unstable();
-            port_index(endpoints, positions)
+            PortIndex::of(endpoints, positions)
         })
+    }
+}
+
+impl PortIndex {
+    fn of(endpoints: &[Endpoint], positions: impl IntoIterator<Item = usize>) -> Self {
+        let mut index = Self::default();
+        for position in positions {
+            let endpoint = &endpoints[position];
+            let of_name = index.by_name.entry(endpoint.port_name.clone());
+            of_name.or_default().push(position);
+            if endpoint.service_port != 0 {
+                let of_number = index.by_number.entry(endpoint.service_port);
+                of_number.or_default().push(position);
+            }
+        }
+        index
+    }
+
+    /// Returns the positions of endpoints with the name or the number of a port.
+    fn of_port(&self, port: &ServicePort) -> BTreeSet<usize> {
+        let lists = [self.by_name.get(&port.name), self.by_number.get(&port.number)];
+        lists.into_iter().flatten().flatten().copied().collect()
+    }
+
+    fn all(&self) -> BTreeSet<usize> {
+        self.by_name.values().flatten().copied().collect()
     }
 }
 
@@ -113,20 +178,6 @@ fn label_sets(endpoints: &[Endpoint]) -> Vec<LabelSet> {
         positions,
     })
     .collect()
-}
-
-fn port_index(endpoints: &[Endpoint], positions: impl IntoIterator<Item = usize>) -> PortIndex {
-    let mut index = PortIndex::new();
-    for position in positions {
-        let endpoint = &endpoints[position];
-        let port = (
-            endpoint.service_port,
-            endpoint.port_name.clone(),
-            endpoint.origin.cluster.clone(),
-        );
-        index.entry(port).or_default().push(position);
-    }
-    index
 }
 
 /// Returns true if a subset has endpoints with these labels; without a subset, it does.
