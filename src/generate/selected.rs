@@ -195,6 +195,11 @@ fn envoy_filters(ctx: &BuildContext, subject: &Subject) -> Vec<ObjectKey> {
 
 /// Returns the Gateways that select a proxy by its labels or services, oldest first.
 fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
+    // The ports of the workload and the hosts in an annotation may be tens of thousands.
+    let services = targets.iter().map(|target| &target.service);
+    let served: BTreeSet<(&str, &str)> = services
+        .map(|service| (service.namespace.as_str(), service.hostname.as_str()))
+        .collect();
     let selects = |gateway: &Config<networking::Gateway>| {
         let Some(services) = gateway.meta.annotations.get(SERVICE_ANNOTATION) else {
             let pairs = gateway.spec.selector.iter().map(|(k, v)| (k.as_str(), v.as_str()));
@@ -203,10 +208,7 @@ fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: 
         let parent = converted_annotation(&gateway.meta, PARENT_NAMESPACE_ANNOTATION);
         let parent = parent.filter(|parent| !parent.is_empty());
         let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
-        // Both the ports of the workload and the hosts in the annotation may be tens of thousands.
-        let served = targets.iter().filter(|target| target.service.namespace == *namespace);
-        let served: BTreeSet<&str> = served.map(|target| target.service.hostname.as_str()).collect();
-        services.split(',').any(|host| served.contains(host))
+        services.split(',').any(|host| served.contains(&(namespace, host)))
     };
     let mut rows: Vec<_> = if ctx.mesh.installation.features.pilot_scope_gateway_to_namespace {
         let own = ctx.mesh.gateways_by_namespace.get(ctx.cx, &proxy.namespace);

@@ -10,7 +10,10 @@ pub mod hosts;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use smol_str::{SmolStr, StrExt};
 
@@ -247,8 +250,9 @@ impl MergedGateway {
             plaintext: BTreeMap::new(),
             tls_hosts: BTreeMap::new(),
         };
+        let all = by_number(exposed.iter());
         for gateway in gateways.iter().filter_map(|key| mesh.declared_gateways.get(cx, key)) {
-            let Some(ports) = PortMap::of(&gateway.meta, exposed) else {
+            let Some(ports) = PortMap::of(&gateway.meta, exposed, &all) else {
                 continue;
             };
             for server in &gateway.servers {
@@ -307,20 +311,24 @@ fn is_passthrough(server: &networking::Server) -> bool {
     matches!(mode, Some(TlSmode::Passthrough | TlSmode::AutoPassthrough))
 }
 
+/// Exposed ports by number.
+type PortsByNumber<'a> = BTreeMap<u32, Vec<&'a ExposedPort>>;
+
 /// Port translation of one Gateway.
 struct PortMap<'a> {
-    /// The ports of the router's services by number. Both these and the servers may be tens of thousands.
-    exposed: BTreeMap<u32, Vec<&'a ExposedPort>>,
+    /// The ports of the router's services. Both these and the servers may be tens of thousands.
+    exposed: Cow<'a, PortsByNumber<'a>>,
     /// True if the Gateway refers to its services, so that its ports are always theirs.
     by_service: bool,
 }
 
 impl<'a> PortMap<'a> {
-    /// Returns `None` if the Gateway refers to services and the router serves none of them.
-    fn of(gateway: &Meta, exposed: &'a [ExposedPort]) -> Option<Self> {
+    /// Returns the ports of a Gateway, given all exposed ones; `None` if it refers to services and the router serves
+    /// none of them.
+    fn of(gateway: &Meta, exposed: &'a [ExposedPort], all: &'a PortsByNumber<'a>) -> Option<Self> {
         let Some(services) = gateway.annotations.get(SERVICE_ANNOTATION) else {
             return Some(Self {
-                exposed: by_number(exposed.iter()),
+                exposed: Cow::Borrowed(all),
                 by_service: false,
             });
         };
@@ -331,7 +339,7 @@ impl<'a> PortMap<'a> {
             |port: &&ExposedPort| port.service.namespace == namespace && hosts.contains(port.service.hostname.as_str());
         let exposed = by_number(exposed.iter().filter(is_named));
         (!exposed.is_empty()).then_some(Self {
-            exposed,
+            exposed: Cow::Owned(exposed),
             by_service: true,
         })
     }
@@ -352,8 +360,8 @@ impl<'a> PortMap<'a> {
     }
 }
 
-fn by_number<'a>(ports: impl Iterator<Item = &'a ExposedPort>) -> BTreeMap<u32, Vec<&'a ExposedPort>> {
-    let mut by_number: BTreeMap<u32, Vec<&ExposedPort>> = BTreeMap::new();
+fn by_number<'a>(ports: impl Iterator<Item = &'a ExposedPort>) -> PortsByNumber<'a> {
+    let mut by_number = PortsByNumber::new();
     for port in ports {
         by_number.entry(port.number).or_default().push(port);
     }
