@@ -99,14 +99,14 @@ pub struct ListenerService {
     pub is_surplus: bool,
 }
 
-/// Inputs of the matches of a service port's chains, if VirtualServices have routes for it: these, the ranges of the
-/// service, and the protocol.
-type RoutedMatches<'m> = (&'m [Hashed<StreamRoutes>], &'m [SmolStr], Protocol);
+/// Inputs of the matches of a service port's chains, if VirtualServices have routes for it: these, and the protocol.
+type RoutedMatches<'m> = (&'m [Hashed<StreamRoutes>], Protocol);
 
 impl ListenerService {
+    /// Returns `None` for a service with ranges, too: its routes count against the limit for each service.
     fn routed_matches(&self) -> Option<RoutedMatches<'_>> {
         let routes = &*self.virtual_services;
-        (!routes.is_empty()).then_some((routes, &*self.ranges, self.port.protocol))
+        (self.ranges.is_empty() && !routes.is_empty()).then_some((routes, self.port.protocol))
     }
 }
 
