@@ -62,17 +62,18 @@ impl<'a> PortPolicies<'a> {
         Self {
             rule,
             port,
-            general: policy.map(|policy| for_port(policy, port)),
+            general: policy.map(|policy| for_port(policy, rule.and_then(|rule| first_entry(rule, None, port)))),
         }
     }
 
     /// Returns the policy of a subset, or the general one if the name is empty.
     pub fn of_subset(&self, name: &str) -> Option<EffectivePolicy<'a>> {
-        let own = self.rule.and_then(|rule| rule.subset(name)?.traffic_policy.as_deref());
-        match own {
-            Some(own) => Some(overlaid(self.general.unwrap_or_default(), own, self.port)),
-            None => self.general,
-        }
+        let own = self.rule.and_then(|rule| {
+            let own = rule.subset(name)?.traffic_policy.as_deref()?;
+            let entry = first_entry(rule, Some(name), self.port);
+            Some(overlaid(self.general.unwrap_or_default(), own, entry))
+        });
+        own.or(self.general)
     }
 }
 
@@ -81,15 +82,15 @@ pub fn policy_of<'a>(rule: &'a DestinationRule, port: u32, subset_name: &str) ->
     PortPolicies::of(Some(rule), port).of_subset(subset_name)
 }
 
-fn port_entry(policy: &TrafficPolicy, port: u32) -> Option<&PortTrafficPolicy> {
-    let mut entries = policy.port_level_settings.iter();
-    entries.find(|entry| entry.port.is_some_and(|selector| selector.number == port))
+/// Returns the port-level entry of a subset, or of the rule without one.
+fn first_entry<'a>(rule: &'a DestinationRule, subset: Option<&str>, port: u32) -> Option<&'a PortTrafficPolicy> {
+    rule.port_settings(subset, port).next()
 }
 
-/// Returns the policy for a port. A port-level entry replaces the whole policy: the fields that it does not set take
-/// the defaults.
-fn for_port(policy: &TrafficPolicy, port: u32) -> EffectivePolicy<'_> {
-    port_entry(policy, port).map_or_else(|| of_all_ports(policy), of_port_entry)
+/// Returns the policy for a port with this port-level entry. It replaces the whole policy: the fields that it does not
+/// set take the defaults.
+fn for_port<'a>(policy: &'a TrafficPolicy, entry: Option<&'a PortTrafficPolicy>) -> EffectivePolicy<'a> {
+    entry.map_or_else(|| of_all_ports(policy), of_port_entry)
 }
 
 /// Returns the settings outside of port-level entries. `tunnel` is a setting of TCP routes.
@@ -107,8 +108,12 @@ fn of_port_entry(entry: &PortTrafficPolicy) -> EffectivePolicy<'_> {
 
 /// Returns the policy of a subset. Its policy overrides that of the rule field by field. Its port-level entry replaces
 /// the fields that such an entry has, even where the entry does not set them.
-fn overlaid<'a>(general: EffectivePolicy<'a>, own: &'a TrafficPolicy, port: u32) -> EffectivePolicy<'a> {
-    if let Some(entry) = port_entry(own, port) {
+fn overlaid<'a>(
+    general: EffectivePolicy<'a>,
+    own: &'a TrafficPolicy,
+    entry: Option<&'a PortTrafficPolicy>,
+) -> EffectivePolicy<'a> {
+    if let Some(entry) = entry {
         return EffectivePolicy {
             proxy_protocol: general.proxy_protocol,
             retry_budget: general.retry_budget,
@@ -142,7 +147,6 @@ pub fn service_name(service: &Service) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::istio::networking::v1alpha3::PortSelector;
 
     fn pool() -> Option<ConnectionPoolSettings> {
         Some(ConnectionPoolSettings::default())
@@ -158,9 +162,8 @@ mod tests {
         }))
     }
 
-    fn entry(number: u32) -> PortTrafficPolicy {
+    fn entry() -> PortTrafficPolicy {
         PortTrafficPolicy {
-            port: Some(PortSelector { number }),
             outlier_detection: Some(OutlierDetection::default()),
             ..Default::default()
         }
@@ -171,18 +174,18 @@ mod tests {
         let policy = TrafficPolicy {
             connection_pool: pool(),
             retry_budget: Some(RetryBudget::default()),
-            port_level_settings: vec![PortTrafficPolicy::default(), entry(90)],
             ..Default::default()
         };
-        let general = for_port(&policy, 80);
+        let general = for_port(&policy, None);
         assert_eq!(general.connection_pool, policy.connection_pool.as_ref());
         assert_eq!(general.retry_budget, policy.retry_budget.as_ref());
         assert_eq!(general.outlier_detection, None);
+        let entry = entry();
         let of_entry = EffectivePolicy {
-            outlier_detection: policy.port_level_settings[1].outlier_detection.as_ref(),
+            outlier_detection: entry.outlier_detection.as_ref(),
             ..Default::default()
         };
-        assert_eq!(for_port(&policy, 90), of_entry);
+        assert_eq!(for_port(&policy, Some(&entry)), of_entry);
     }
 
     #[test]
@@ -196,20 +199,20 @@ mod tests {
         let own = TrafficPolicy {
             load_balancer: balancer(2),
             proxy_protocol: Some(ProxyProtocol::default()),
-            port_level_settings: vec![entry(90)],
             ..Default::default()
         };
-        let general = for_port(&policy, 80);
-        let by_field = overlaid(general, &own, 80);
+        let general = for_port(&policy, None);
+        let by_field = overlaid(general, &own, None);
         assert_eq!(by_field.load_balancer, own.load_balancer.as_deref());
         assert_eq!(by_field.connection_pool, policy.connection_pool.as_ref());
         assert_eq!(by_field.retry_budget, policy.retry_budget.as_ref());
         assert_eq!(by_field.proxy_protocol, own.proxy_protocol.as_ref());
+        let entry = entry();
         let of_entry = EffectivePolicy {
-            outlier_detection: own.port_level_settings[0].outlier_detection.as_ref(),
+            outlier_detection: entry.outlier_detection.as_ref(),
             retry_budget: policy.retry_budget.as_ref(),
             ..Default::default()
         };
-        assert_eq!(overlaid(general, &own, 90), of_entry);
+        assert_eq!(overlaid(general, &own, Some(&entry)), of_entry);
     }
 }

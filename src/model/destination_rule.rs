@@ -25,7 +25,9 @@ use crate::{
     api::{Config, Kind, Meta},
     base::{Hostname, Labels, Namespace, ObjectKey, Shared, cidr, host, select},
     model::export::ExportTo,
-    proto::istio::networking::v1alpha3::{self as networking, LoadBalancerSettings, load_balancer_settings::LbPolicy},
+    proto::istio::networking::v1alpha3::{
+        self as networking, LoadBalancerSettings, load_balancer_settings::LbPolicy, traffic_policy::PortTrafficPolicy,
+    },
     table::{Cx, TableWriter},
 };
 
@@ -98,13 +100,48 @@ pub struct DestinationRule {
     pub spec: MergedSpec,
     /// Indexes of the subsets, sorted by name: each cluster of a subset looks it up several times.
     by_name: Vec<u32>,
+    /// Settings for single ports of the parts that have many: the part, the port, and the place in the part.
+    by_port: Box<[(u32, u32, u32)]>,
+    /// True if any part has a consistent hash.
+    pub has_consistent_hash: bool,
 }
+
+/// The number of settings for single ports up to which a part has no index.
+const FEW_PORTS: usize = 16;
 
 impl DestinationRule {
     /// Returns the subset of this name; the first one if there are several.
     pub fn subset(&self, name: &str) -> Option<&networking::Subset> {
+        self.spec.subsets.get(self.index_of(name)? as usize)
+    }
+
+    fn index_of(&self, name: &str) -> Option<u32> {
         let at = self.position_of(name).ok()?;
-        self.spec.subsets.get(self.by_name[at] as usize)
+        Some(self.by_name[at])
+    }
+
+    /// Returns the settings for a port that a subset itself has, or the rule without a subset, in their order. Usually
+    /// only the first ones count. A rule has room for thousands, and a service for tens of thousands of ports.
+    pub fn port_settings<'a>(
+        &'a self,
+        subset: Option<&str>,
+        port: u32,
+    ) -> impl Iterator<Item = &'a PortTrafficPolicy> + use<'a> {
+        let (part, policy) = match subset.map(|name| self.index_of(name)) {
+            None => (0, self.spec.traffic_policy.as_deref()),
+            Some(None) => (0, None),
+            Some(Some(index)) => (index + 1, self.spec.subsets[index as usize].traffic_policy.as_deref()),
+        };
+        let all: &'a [PortTrafficPolicy] = policy.map_or(&[][..], |policy| &policy.port_level_settings);
+        let is_indexed = all.len() > FEW_PORTS;
+        let few: &'a [PortTrafficPolicy] = if is_indexed { &[] } else { all };
+        let few = few.iter().filter(move |entry| number_of(entry) == Some(port));
+        let begin = self
+            .by_port
+            .partition_point(|(of, number, _)| (*of, *number) < (part, port));
+        let places = self.by_port[begin..].iter();
+        let places = places.take_while(move |(of, number, _)| is_indexed && (*of, *number) == (part, port));
+        few.chain(places.map(move |(.., place)| &all[*place as usize]))
     }
 
     /// Returns the policy that the subset itself has, or that of the rule if the name is empty.
@@ -225,13 +262,12 @@ pub fn wildcard_key(key: &RuleKey, _: &HostRules, emit: &mut dyn FnMut(Namespace
 /// Emits the index key of merged rules with a consistent hash: the host, or `None` for a wildcard host.
 pub fn consistent_hash_key(key: &RuleKey, rules: &HostRules, emit: &mut dyn FnMut(Option<Hostname>)) {
     let mut all = [&rules.local, &rules.exported, &rules.private].into_iter().flatten();
-    if all.any(|rule| has_consistent_hash(&rule.spec)) {
+    if all.any(|rule| rule.has_consistent_hash) {
         emit((!host::is_wildcard(&key.host)).then(|| key.host.clone()));
     }
 }
 
-/// Returns true if any part of a rule has a consistent hash.
-pub fn has_consistent_hash(rule: &networking::DestinationRule) -> bool {
+fn has_consistent_hash(rule: &networking::DestinationRule) -> bool {
     let is_hash = |settings: Option<&LoadBalancerSettings>| {
         let policy = settings.and_then(|settings| settings.lb_policy.as_ref());
         matches!(policy, Some(LbPolicy::ConsistentHash(_)))
@@ -414,6 +450,8 @@ impl Candidate {
                 host: key.host.clone(),
                 export_to,
                 by_name: indexes_by_name(&spec),
+                by_port: Box::default(),
+                has_consistent_hash: false,
                 spec,
             }),
             written: written.into_iter().collect(),
@@ -482,7 +520,12 @@ impl ConsolidatedRules {
     }
 
     fn finish(self) -> Box<[Shared<DestinationRule>]> {
-        self.merged.into_iter().map(|(_, rule)| Shared::new(rule)).collect()
+        let finished = |(_, rule): (_, DestinationRule)| DestinationRule {
+            by_port: indexes_by_port(&rule.spec),
+            has_consistent_hash: has_consistent_hash(&rule.spec),
+            ..rule
+        };
+        self.merged.into_iter().map(finished).map(Shared::new).collect()
     }
 }
 
@@ -493,6 +536,28 @@ fn indexes_by_name(spec: &networking::DestinationRule) -> Vec<u32> {
     indexes.sort_by_key(name);
     indexes.dedup_by(|later, first| name(later) == name(first));
     indexes
+}
+
+/// Returns the settings for single ports of the parts that have many: the part (0 for the rule, else the index of the
+/// subset and one), the port, and the place in the part.
+fn indexes_by_port(spec: &networking::DestinationRule) -> Box<[(u32, u32, u32)]> {
+    let subsets = spec.subsets.iter().map(|subset| subset.traffic_policy.as_deref());
+    let parts = std::iter::once(spec.traffic_policy.as_deref()).chain(subsets);
+    let mut found: Vec<(u32, u32, u32)> = Vec::new();
+    for (part, policy) in (0..).zip(parts) {
+        let all: &[PortTrafficPolicy] = policy.map_or(&[][..], |policy| &policy.port_level_settings);
+        if all.len() > FEW_PORTS {
+            let entries = (0..).zip(all);
+            found.extend(entries.filter_map(|(place, entry)| Some((part, number_of(entry)?, place))));
+        }
+    }
+    found.sort_unstable();
+    found.into_boxed_slice()
+}
+
+/// Returns the number of the port that settings are for.
+fn number_of(settings: &PortTrafficPolicy) -> Option<u32> {
+    settings.port.map(|port| port.number)
 }
 
 /// Adds subsets that do not exist yet, and the traffic policy if there is none.

@@ -35,7 +35,7 @@ use crate::{
     proto::{
         envoy::config::core::v3::HealthStatus,
         field::{additional_address, endpoint as endpoint_field, lb_endpoint, metadata},
-        istio::networking::v1alpha3::{ClientTlsSettings, TrafficPolicy, client_tls_settings::TlSmode},
+        istio::networking::v1alpha3::{ClientTlsSettings, client_tls_settings::TlSmode},
     },
 };
 
@@ -281,9 +281,8 @@ impl<'m, 'e> MtlsChecker<'m, 'e> {
         // behind a waypoint counts as a subset, `http` or `tcp`.
         let is_default_vip = target.mode.is_vip() && target.subset.is_empty();
         let rule = target.rule.filter(|_| !is_default_vip);
-        let policy = rule.and_then(|rule| rule.own_policy(target.subset));
         Self {
-            rule: policy.and_then(|policy| tls_mode(policy, target.port.number)),
+            rule: rule.and_then(|rule| tls_mode(rule, target.subset, target.port.number)),
             namespaces: BTreeMap::new(),
         }
     }
@@ -303,9 +302,10 @@ impl<'m, 'e> MtlsChecker<'m, 'e> {
     }
 }
 
-fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
-    let entries = policy.port_level_settings.iter();
-    let mut of_port = entries.filter(|entry| entry.port.is_some_and(|selector| selector.number == port));
+/// Returns the mode of a rule's own policy, or of that of a subset.
+fn tls_mode(rule: &DestinationRule, subset: &str, port: u32) -> Option<TlSmode> {
+    let policy = rule.own_policy(subset)?;
+    let mut of_port = rule.port_settings((!subset.is_empty()).then_some(subset), port);
     let tls = of_port.find_map(|entry| entry.tls.as_deref()).or(policy.tls.as_deref());
     tls.map(ClientTlsSettings::mode)
 }

@@ -141,7 +141,7 @@ pub(super) fn rule(ctx: &BuildContext, client: &RouteProxyView, service: &Servic
     }
     let labels = Some(&*client.labels);
     let (found, rule) = destination_rule::find(ctx.cx, ctx.mesh, &client.namespace, labels, service)?;
-    destination_rule::has_consistent_hash(&rule.spec).then_some(found)
+    rule.has_consistent_hash.then_some(found)
 }
 
 impl Fragment {

@@ -17,20 +17,19 @@ use crate::{
 /// Returns the consistent hash of a destination: the first of subset port, subset, port and rule that has one.
 pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destination) -> Option<&'a ConsistentHashLb> {
     let port = destination.port.map(|port| port.number);
-    let of_port = |policy: Option<&'a TrafficPolicy>| port.and_then(|port| of_port_settings(policy, port));
-    let subset = rule.subset(&destination.subset);
+    let of_port = |subset: Option<&str>| port.and_then(|port| of_port_settings(rule, subset, port));
+    let name = destination.subset.as_str();
+    let subset = rule.subset(name);
     let subset = subset.and_then(|subset| subset.traffic_policy.as_deref());
-    let whole = rule.spec.traffic_policy.as_deref();
-    of_port(subset)
+    of_port(Some(name))
         .or_else(|| of_policy(subset))
-        .or_else(|| of_port(whole))
-        .or_else(|| of_policy(whole))
+        .or_else(|| of_port(None))
+        .or_else(|| of_policy(rule.spec.traffic_policy.as_deref()))
 }
 
 /// Returns the consistent hash of a service port: the first of port and rule that has one.
 pub(super) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&ConsistentHashLb> {
-    let whole = rule.spec.traffic_policy.as_deref();
-    of_port_settings(whole, port).or_else(|| of_policy(whole))
+    of_port_settings(rule, None, port).or_else(|| of_policy(rule.spec.traffic_policy.as_deref()))
 }
 
 fn of_policy(policy: Option<&TrafficPolicy>) -> Option<&ConsistentHashLb> {
@@ -38,9 +37,8 @@ fn of_policy(policy: Option<&TrafficPolicy>) -> Option<&ConsistentHashLb> {
 }
 
 /// Only the first entry of a port counts.
-fn of_port_settings(policy: Option<&TrafficPolicy>, port: u32) -> Option<&ConsistentHashLb> {
-    let mut settings = policy?.port_level_settings.iter();
-    let setting = settings.find(|setting| setting.port.is_some_and(|selector| selector.number == port))?;
+fn of_port_settings<'a>(rule: &'a DestinationRule, subset: Option<&str>, port: u32) -> Option<&'a ConsistentHashLb> {
+    let setting = rule.port_settings(subset, port).next()?;
     of_load_balancer(setting.load_balancer.as_deref())
 }
 

@@ -6,7 +6,9 @@ use crate::{
         fixture::{config, labels, world},
     },
     proto::istio::{
-        networking::v1alpha3::{Subset, TrafficPolicy, load_balancer_settings::ConsistentHashLb},
+        networking::v1alpha3::{
+            ClientTlsSettings, PortSelector, Subset, TrafficPolicy, load_balancer_settings::ConsistentHashLb,
+        },
         r#type::v1beta1::WorkloadSelector,
     },
 };
@@ -98,6 +100,59 @@ fn subsets_are_found_by_name() {
     assert!(merged.subset("").is_none() && merged.subset("v4").is_none());
     let labels = &merged.subset("v2").expect("subset v2").labels;
     assert_eq!(labels["version"], "of the first");
+}
+
+/// A service may have tens of thousands of ports, and a rule thousands of settings for single ones.
+#[test]
+fn r21_settings_of_ports_are_found_as_by_a_search() {
+    for count in [3, FEW_PORTS as u32, FEW_PORTS as u32 + 1, 100] {
+        // Some ports have several settings, and one setting has no port.
+        let policy = |first: u32| {
+            let settings = |place: u32| PortTrafficPolicy {
+                port: (place != 1).then_some(PortSelector {
+                    number: (first + place) * 7 % 10,
+                }),
+                tls: Some(Box::new(ClientTlsSettings {
+                    sni: place.to_string(),
+                    ..Default::default()
+                })),
+                ..Default::default()
+            };
+            Some(Box::new(TrafficPolicy {
+                port_level_settings: (0..count).map(settings).collect(),
+                ..Default::default()
+            }))
+        };
+        let mut first = rule(HOST, &[], &["v3", "v2", "v1"]);
+        first.subsets[0].traffic_policy = policy(3);
+        first.subsets[2].traffic_policy = policy(1);
+        let mut second = rule(HOST, &[], &["v4"]);
+        second.traffic_policy = policy(0);
+        second.subsets[0].traffic_policy = policy(4);
+        let commit = commit(vec![("shop/a", first), ("shop/b", second)]);
+        let service = ServiceKey {
+            hostname: HOST.into(),
+            namespace: "shop".into(),
+        };
+        let cx = Cx::untracked();
+        let (_, merged) = find(&cx, &commit.snapshot, &Namespace::new("shop"), None, &service).expect("a rule");
+        for (subset, declared) in [
+            (None, policy(0)),
+            (Some("v1"), policy(1)),
+            (Some("v2"), None),
+            (Some("v3"), policy(3)),
+            (Some("v4"), policy(4)),
+            (Some("absent"), None),
+        ] {
+            let all = declared.map(|policy| policy.port_level_settings).unwrap_or_default();
+            for port in 0..12 {
+                let of_port = all.iter().filter(|settings| number_of(settings) == Some(port));
+                let expected: Vec<&PortTrafficPolicy> = of_port.collect();
+                let found: Vec<&PortTrafficPolicy> = merged.port_settings(subset, port).collect();
+                assert_eq!(found, expected, "{count} {subset:?} {port}");
+            }
+        }
+    }
 }
 
 #[test]
