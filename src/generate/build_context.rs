@@ -50,6 +50,16 @@ impl<'a> BuildContext<'a> {
         service.of(self.service(&service.key)?)
     }
 
+    /// Returns a service as the destination of routes, which have its only port unless they name one. Of a host with
+    /// several services, no further ports are kept: there may be tens of thousands, and as many routes.
+    pub fn as_destination(&self, service: ScopedService) -> ScopedService {
+        let has_many = service.merged.as_ref().is_some_and(|merged| merged.ports.len() > 2);
+        match has_many.then(|| self.service(&service.key)).flatten() {
+            Some(row) => service.with_few_ports(row),
+            None => service,
+        }
+    }
+
     /// Returns a port of a service, with the service that has its attributes.
     pub fn service_port(
         &self,

@@ -461,7 +461,10 @@ impl<'a> EntryBuilder<'a> {
         let hosts: BTreeSet<&Hostname> = declared.map(|declared| &declared.host).collect();
         let services = hosts.into_iter().filter_map(|host| self.scope.by_host.get(host));
         services
-            .map(|service| (self.scope.scoped(service), self.rule(service)))
+            .map(|service| {
+                let destination = self.ctx.as_destination(self.scope.scoped(service));
+                (destination, self.rule(service))
+            })
             .collect()
     }
 

@@ -377,12 +377,13 @@ impl GatewayPart {
         let visibility = ctx.mesh.visibility.get(ctx.cx, &own);
         let visible = visibility.filter(|row| row.export_to.visible_to(&self.client.routes.namespace));
         let ruled = scope.by_host.get(host).cloned();
+        let service = match visible {
+            Some(row) => Some(ScopedService::representative(own, row)),
+            None => ruled.as_ref().map(|key| scope.scoped(key)),
+        };
         Target {
             host: host.clone(),
-            service: match visible {
-                Some(row) => Some(ScopedService::representative(own, row)),
-                None => ruled.as_ref().map(|key| scope.scoped(key)),
-            },
+            service: service.map(|service| ctx.as_destination(service)),
             ruled,
         }
     }

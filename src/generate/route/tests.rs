@@ -494,6 +494,37 @@ fn r21_services_of_one_host_may_have_many_ports() {
     }
 }
 
+/// A destination without a port has the only one of its service, or else that of the server. Each of tens of thousands
+/// of servers may have routes of its own, which must not read all ports of a host with several services.
+#[test]
+fn r21_a_host_with_several_services_may_have_a_sole_port() {
+    const HOST: &str = "d.default.svc.cluster.local";
+    let udp = "{name: dns, port: 53, protocol: UDP}, {name: dns-2, port: 54, protocol: UDP}";
+    for (ports, expected) in [
+        ("{name: http, port: 1000}", 1000),
+        ("{name: http, port: 1000}, {name: http-2, port: 1001}", 80),
+        ("{name: http, port: 1000}, {name: http-2, port: 1001}, {name: http-3, port: 1002}", 80),
+    ] {
+        let service = format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: d}}\n\
+             spec: {{clusterIP: 10.0.0.4, ports: [{udp}, {ports}]}}\n"
+        );
+        let entry = format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: d}}\n\
+             spec: {{hosts: [{HOST}], resolution: STATIC, ports: [{{number: 999, name: http, protocol: HTTP}}]}}\n"
+        );
+        let spec = format!(
+            "{{hosts: [x.example.com], gateways: [istio-system/gw], \
+             http: [{{route: [{{destination: {{host: {HOST}}}}}]}}]}}"
+        );
+        let servers = "[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]";
+        let config = [service, entry, gateway_config(servers), virtual_service("d", &spec)].concat();
+        let fixture = Fixture::new(&config, vec![gateway(&json!({}))]);
+        let clusters = fixture.clusters("http.8080", "x.example.com:80");
+        assert_eq!(clusters, [format!("outbound|{expected}||{HOST}")], "{ports}");
+    }
+}
+
 #[test]
 fn https_redirect_needs_no_virtual_service() {
     let config = gateway_config(

@@ -66,6 +66,22 @@ impl ScopedService {
         Self { key, merged }
     }
 
+    /// Returns the service with two of its ports at most, for readers that depend only on whether it has exactly one.
+    #[must_use]
+    pub fn with_few_ports(self, row: &Shared<Service>) -> Self {
+        let merged = self.merged.map(|merged| {
+            let served = merged.ports.iter().filter(|(number, member)| {
+                let service = Service::member(row, **member);
+                service.is_some_and(|service| service.port(**number).is_some())
+            });
+            Shared::new(MergedService {
+                member: merged.member,
+                ports: served.take(2).map(|(number, member)| (*number, *member)).collect(),
+            })
+        });
+        Self { key: self.key, merged }
+    }
+
     /// Returns the service.
     pub fn of(&self, row: &Shared<Service>) -> Option<Shared<Service>> {
         let Some(merged) = &self.merged else {

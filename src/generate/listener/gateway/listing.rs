@@ -369,7 +369,7 @@ impl GatewayPart {
             routes: bindings
                 .map(|(key, reach)| TcpBinding {
                     virtual_service: key.clone(),
-                    targets: targets(scope, reach),
+                    targets: targets(ctx, scope, reach),
                 })
                 .collect(),
         }
@@ -387,13 +387,13 @@ fn https_chain(server: &GatewayServer, counts: &mut ChainCounts) -> ServerChain 
     }
 }
 
-fn targets(scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
+fn targets(ctx: &BuildContext, scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
     let hosts: BTreeSet<&Hostname> = reach.destinations.iter().map(|destination| &destination.host).collect();
     let target = |host: &Hostname| {
         let service = scope.by_host.get(host).cloned();
         Target {
             host: host.clone(),
-            service: service.as_ref().map(|key| scope.scoped(key)),
+            service: service.as_ref().map(|key| ctx.as_destination(scope.scoped(key))),
             ruled: service,
         }
     };
