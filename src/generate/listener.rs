@@ -9,7 +9,7 @@ pub mod gateway;
 pub mod hbone;
 pub mod inbound;
 pub mod inspector;
-mod l4_match;
+pub(super) mod l4_match;
 pub mod outbound;
 mod termination;
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::{
     grpc,
     listener::{
         self,
+        l4_match::MatchMemo,
         outbound::listener::StreamRoutesPool,
         waypoint::chains::{Chains, ServiceChainsKey},
     },
@@ -353,4 +354,5 @@ pub fn push_memo(common: CommonLists, fragments: Fragments, chains: Chains, pool
         .with(Arc::<CommonRoutesMemo>::default())
         .with(FilterMemo::default())
         .with(EndpointMemo::default())
+        .with(MatchMemo::default())
 }

@@ -17,7 +17,10 @@ use crate::{
             chain_fields::NetworkFilters,
             tcp::{TcpChain, TcpClusters, TcpUpstream},
         },
-        listener::{filter_chain::Chain, l4_match::StaticMatch},
+        listener::{
+            filter_chain::Chain,
+            l4_match::{MatchMemo, StaticMatch, on_port},
+        },
         name::{self, BLACK_HOLE, ClusterMode, outbound_cluster},
         route::{
             destination::{self, PortInference},
@@ -60,11 +63,13 @@ impl OutboundListenerBuilder<'_> {
         let mut ranges = owned(&member.ranges);
         let mut handled: BTreeSet<(&[String], &[String])> = BTreeSet::new();
         let mut chains = Vec::new();
+        let (cx, port) = (self.stack.ctx.cx, member.port.number);
+        let memo: &MatchMemo = self.stack.ctx.memo.get();
         for (row, declared) in rows.iter().copied() {
-            for route in row.tls.iter().filter(|route| !route.route.is_empty()) {
-                for attributes in route
-                    .r#match
-                    .iter()
+            let routes = on_port(cx, &memo.tls, (&declared.virtual_service, &row.tls[..]), port).into_iter();
+            for (route, matches) in routes.filter(|(route, _)| !route.route.is_empty()) {
+                for attributes in matches
+                    .into_iter()
                     .filter(|attributes| self.applies(&StaticMatch::from(*attributes), member))
                 {
                     // Parity (pilot/pkg/networking/core/tls.go): subnets of a match stay in effect for later matches
@@ -104,11 +109,13 @@ impl OutboundListenerBuilder<'_> {
         let ranges = owned(&member.ranges);
         let mut chains = Vec::new();
         let mut has_default = false;
+        let (cx, port) = (self.stack.ctx.cx, member.port.number);
+        let memo: &MatchMemo = self.stack.ctx.memo.get();
         for (row, declared) in rows.iter().copied() {
-            for route in row.tcp.iter().filter(|route| !route.route.is_empty()) {
-                let applying: Vec<_> = route
-                    .r#match
-                    .iter()
+            let routes = on_port(cx, &memo.tcp, (&declared.virtual_service, &row.tcp[..]), port).into_iter();
+            for (route, matches) in routes.filter(|(route, _)| !route.route.is_empty()) {
+                let applying: Vec<_> = matches
+                    .into_iter()
                     .filter(|attributes| self.applies(&StaticMatch::from(*attributes), member))
                     .collect();
                 let open = |attributes: &&L4MatchAttributes| {
