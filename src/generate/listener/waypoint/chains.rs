@@ -124,6 +124,7 @@ impl ServiceChains {
         let waypoint = of_clusters
             .filter(|_| is_east_west)
             .and_then(|row| OwnWaypoint::of(row));
+        let declared = tcp::DeclaredStreams::of(&builder.declared, &service.key.hostname);
         let mut listener = EncodedListener::default();
         let (mut ports, mut unserved) = (Vec::new(), Vec::new());
         let (mut chains, mut numbers) = (Vec::new(), BTreeSet::new());
@@ -133,7 +134,7 @@ impl ServiceChains {
             if port.protocol != Protocol::Udp && !numbers.insert(port.number) {
                 continue;
             }
-            let Some(chain) = builder.add_port(&mut listener, port) else {
+            let Some(chain) = builder.add_port(&mut listener, port, &declared) else {
                 unserved.push((port.number, port.protocol));
                 continue;
             };
@@ -232,7 +233,12 @@ struct ChainsBuilder<'a> {
 
 impl ChainsBuilder<'_> {
     /// Adds the chains of a port; none for UDP.
-    fn add_port(&self, listener: &mut EncodedListener, port: &ServicePort) -> Option<PortChain> {
+    fn add_port(
+        &self,
+        listener: &mut EncodedListener,
+        port: &ServicePort,
+        declared: &tcp::DeclaredStreams,
+    ) -> Option<PortChain> {
         let (stack, service) = (&self.stack, self.service);
         let is_dynamic = service.resolution == Resolution::DynamicDns;
         if is_dynamic && port.protocol.is_tls() && !stack.features().enable_wildcard_host_service_entries_for_tls {
@@ -251,7 +257,7 @@ impl ChainsBuilder<'_> {
             let mut filters = self.destination(port.number);
             let filters = match traffic {
                 VipTraffic::Tcp => {
-                    filters.append(&tcp::filters(stack, &target, port));
+                    filters.append(&tcp::filters(stack, &target, port, declared));
                     filters
                 }
                 VipTraffic::Http => {

@@ -1,5 +1,7 @@
 //! TCP chains of waypoints: a route of a VirtualService, or else the service's own cluster.
 
+use std::collections::BTreeMap;
+
 use super::VIP_CHAIN;
 use crate::{
     base::{Namespace, Shared, host},
@@ -17,14 +19,19 @@ use crate::{
         service::{Registry, Resolution, ServicePort},
         virtual_service::VirtualService,
     },
-    proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination, TlsMatchAttributes},
+    proto::istio::networking::v1alpha3::{RouteDestination, TlsMatchAttributes},
 };
 
 /// Returns the filters of the TCP chain of a service port.
 ///
 /// Parity (pilot/pkg/networking/core/listener_waypoint.go): the rule of the first destination applies, and the server
 /// name is resolved if the host of that destination is a wildcard.
-pub(super) fn filters(stack: &FilterStack, target: &ServedPort, port: &ServicePort) -> NetworkFilters {
+pub(super) fn filters(
+    stack: &FilterStack,
+    target: &ServedPort,
+    port: &ServicePort,
+    declared: &DeclaredStreams,
+) -> NetworkFilters {
     let ctx = &stack.ctx;
     let service = target.service;
     let mut rule = route::rule(ctx, target, service);
@@ -32,7 +39,7 @@ pub(super) fn filters(stack: &FilterStack, target: &ServedPort, port: &ServicePo
     let mut subset = "";
     let hostname = &service.key.hostname;
     let mut is_wildcard = host::is_wildcard(hostname);
-    if let Some((namespace, routes)) = routes(target) {
+    if let Some((namespace, routes)) = declared.on(target.port) {
         let resolved = |route: &RouteDestination| {
             let destination = route.destination.clone().unwrap_or_default();
             let (cluster, rule) = route::tcp_target(ctx, target, &destination, namespace);
@@ -71,41 +78,83 @@ pub(super) fn filters(stack: &FilterStack, target: &ServedPort, port: &ServicePo
     stack.tcp_chain(chain, port.protocol, &upstream)
 }
 
-/// Returns the destinations of the first TLS route that applies to the port, or else of the first TCP route, with the
-/// namespace of its VirtualService. Of TLS routes, only those for exactly the service's host apply.
-fn routes<'a>(target: &ServedPort<'a>) -> Option<(&'a Namespace, &'a [RouteDestination])> {
-    let hostname = target.service.key.hostname.as_str();
-    let declared = target.declared.iter();
-    let tls = declared.clone().find_map(|declared| {
-        let applies = |attributes: &TlsMatchAttributes| {
-            let of_host = matches!(attributes.sni_hosts.as_slice(), [sni] if sni == hostname);
-            of_host && applies_to(&StaticMatch::from(attributes), target.port)
-        };
-        let mut routes = declared.tls.iter();
-        let found = routes.find(|route| route.r#match.is_empty() || route.r#match.iter().any(applies))?;
-        of_route(declared, &found.route)
-    });
-    let tcp = || {
-        declared.clone().find_map(|declared| {
-            let applies = |attributes: &L4MatchAttributes| applies_to(&StaticMatch::from(attributes), target.port);
-            let mut routes = declared.tcp.iter();
-            let found = routes.find(|route| route.r#match.is_empty() || route.r#match.iter().any(applies))?;
-            of_route(declared, &found.route)
-        })
-    };
-    tls.or_else(tcp)
+/// TCP and TLS routes of the VirtualServices of a service by port. There may be tens of thousands of matches and of
+/// ports, so they are read once.
+pub(super) struct DeclaredStreams<'a> {
+    declared: &'a [&'a Shared<VirtualService>],
+    tls: FirstRoutes<'a>,
+    tcp: FirstRoutes<'a>,
 }
 
-fn of_route<'a>(
-    declared: &'a Shared<VirtualService>,
-    destinations: &'a [RouteDestination],
-) -> Option<(&'a Namespace, &'a [RouteDestination])> {
-    (!destinations.is_empty()).then(|| (declared.meta.namespace(), destinations))
+/// Destinations of the first route of each VirtualService by port, with the position of the VirtualService.
+#[derive(Default)]
+struct FirstRoutes<'a> {
+    /// First routes for all ports.
+    all: BTreeMap<usize, &'a [RouteDestination]>,
+    /// First routes for one port, where they come before those for all.
+    by_port: BTreeMap<u32, BTreeMap<usize, &'a [RouteDestination]>>,
 }
 
-/// Returns true if a match applies to a port. The client is unknown, so none with a condition on it applies.
-fn applies_to(by: &StaticMatch, port: u32) -> bool {
-    by.is_for_mesh(port) && by.source_namespace.is_empty() && by.source_labels.is_empty()
+impl<'a> DeclaredStreams<'a> {
+    /// Returns the routes of the VirtualServices of a host.
+    pub(super) fn of(declared: &'a [&'a Shared<VirtualService>], hostname: &str) -> Self {
+        let (mut tls, mut tcp) = (FirstRoutes::default(), FirstRoutes::default());
+        for (position, row) in declared.iter().enumerate() {
+            for route in &row.tls {
+                let of_host = |by: &&TlsMatchAttributes| matches!(by.sni_hosts.as_slice(), [sni] if sni == hostname);
+                let matches = route.r#match.iter().filter(of_host);
+                let ports = matches.filter_map(|by| port_of(&StaticMatch::from(by)));
+                tls.add(position, &route.route, ports.chain(route.r#match.is_empty().then_some(0)));
+            }
+            for route in &row.tcp {
+                let ports = route.r#match.iter().filter_map(|by| port_of(&StaticMatch::from(by)));
+                tcp.add(position, &route.route, ports.chain(route.r#match.is_empty().then_some(0)));
+            }
+        }
+        Self { declared, tls, tcp }
+    }
+
+    /// Returns the destinations of the first TLS route that applies to the port, or else of the first TCP route, with
+    /// the namespace of its VirtualService. Of TLS routes, only those for exactly the service's host apply.
+    fn on(&self, port: u32) -> Option<(&'a Namespace, &'a [RouteDestination])> {
+        let (position, destinations) = self.tls.on(port).or_else(|| self.tcp.on(port))?;
+        Some((self.declared[position].meta.namespace(), destinations))
+    }
+}
+
+impl<'a> FirstRoutes<'a> {
+    /// Adds a route of a VirtualService, which follows its routes before, for some ports.
+    fn add(&mut self, position: usize, destinations: &'a [RouteDestination], ports: impl Iterator<Item = u32>) {
+        for port in ports {
+            if self.all.contains_key(&position) {
+                return;
+            }
+            let first = match port {
+                0 => &mut self.all,
+                port => self.by_port.entry(port).or_default(),
+            };
+            first.entry(position).or_insert(destinations);
+        }
+    }
+
+    /// Returns the destinations for a port of the first VirtualService of which the first route for it has any.
+    fn on(&self, port: u32) -> Option<(usize, &'a [RouteDestination])> {
+        let own = self.by_port.get(&port);
+        let has_own = |position: &usize| own.is_some_and(|own| own.contains_key(position));
+        let mut all = self.all.iter().filter(|(position, _)| !has_own(position));
+        let has_any = |(_, destinations): &(&usize, &&'a [RouteDestination])| !destinations.is_empty();
+        let found = [all.find(has_any), own.and_then(|own| own.iter().find(has_any))];
+        let found = found.into_iter().flatten();
+        let first = found.min_by_key(|(position, _)| **position);
+        first.map(|(position, destinations)| (*position, *destinations))
+    }
+}
+
+/// Returns the port of a match, 0 for all ports; `None` if it does not apply. The client is unknown, so none with a
+/// condition on it applies.
+fn port_of(by: &StaticMatch) -> Option<u32> {
+    let is_open = by.source_namespace.is_empty() && by.source_labels.is_empty();
+    by.port_in_mesh().filter(|_| is_open)
 }
 
 /// Returns the statistics prefix of a TCP proxy: that of inbound clusters.

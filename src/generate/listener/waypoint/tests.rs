@@ -414,6 +414,24 @@ spec:
         proxy(&[route("r", &tcp), route("s", &tls("b.default.svc.cluster.local"))])["cluster"],
         single["cluster"]
     );
+    // The first of all routes for the port applies, also if another one is for all ports.
+    let to = |routes: &[String]| format!("tcp: [{}]", routes.join(", "));
+    let [for_port, for_other, for_all] = ["[{port: 90}]", "[{port: 91}]", "[{gateways: [mesh]}]"];
+    let routed = |by: &str, destination: &str| format!("{{match: {by}, route: [{destination}]}}");
+    let own_first = to(&[routed(for_other, &b), routed(for_port, &elsewhere), routed(for_all, &b)]);
+    let all_first = to(&[routed(for_other, &elsewhere), routed(for_all, &b), routed(for_port, &elsewhere)]);
+    let without_match = to(&[format!("{{route: [{b}]}}"), routed(for_port, &elsewhere)]);
+    let to_b = "inbound-vip|443|tcp|b.default.svc.cluster.local";
+    assert_eq!(
+        proxy(&[route("r", &own_first)])["cluster"],
+        single["cluster"]
+    );
+    assert_eq!(proxy(&[route("r", &all_first)])["cluster"], to_b);
+    assert_eq!(proxy(&[route("r", &without_match)])["cluster"], to_b);
+    assert_eq!(
+        proxy(&[route("r", &own_first), route("s", &all_first)])["cluster"],
+        single["cluster"]
+    );
     // Routes for clients that a waypoint does not know never apply.
     let unknown = format!("tcp: [{{match: [{{sourceLabels: {{app: x}}}}], route: [{elsewhere}]}}]");
     let own = "inbound-vip|90|tcp|a.default.svc.cluster.local";
