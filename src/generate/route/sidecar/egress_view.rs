@@ -49,8 +49,8 @@ pub(super) struct EgressView<'a> {
     virtual_services: Vec<VisibleVirtualService<'a>>,
     /// The services that have HTTP routes, by port and then by host; port 0 is any port.
     routed: BTreeMap<u32, Vec<ServiceIndex>>,
-    /// The VirtualServices that apply to a service of a port.
-    by_port: BTreeMap<u32, BTreeSet<VirtualServiceIndex>>,
+    /// The VirtualServices that apply to a service of a port, in order.
+    by_port: BTreeMap<u32, Vec<VirtualServiceIndex>>,
     /// Services that are left out, if the view is restricted to some services.
     others: Option<OmittedServices<'a>>,
 }
@@ -190,16 +190,21 @@ impl<'a> EgressView<'a> {
             Some(VisibleVirtualService::of(key, summary, hosts, &relations))
         };
         let virtual_services: Vec<_> = virtual_services.filter_map(visible).collect();
-        let mut by_port: BTreeMap<u32, BTreeSet<VirtualServiceIndex>> = BTreeMap::new();
+        let mut by_port: BTreeMap<u32, Vec<VirtualServiceIndex>> = BTreeMap::new();
         let mut by_service = vec![Vec::new(); hosts.len()];
         for (position, declared) in virtual_services.iter().enumerate() {
             let virtual_service = VirtualServiceIndex(position);
+            // A wildcard may apply to all services of the mesh, most of which have the same few ports.
+            let mut ports = Vec::new();
             for index in declared.overlapping.iter().flatten().copied().collect::<BTreeSet<_>>() {
                 by_service[index.0].push(virtual_service);
-                let ports = hosts[index.0].ports().map(|(_, port)| port.number);
-                for port in ports.chain([0]) {
-                    by_port.entry(port).or_default().insert(virtual_service);
-                }
+                let of_host = hosts[index.0].ports().map(|(_, port)| port.number);
+                ports.extend(of_host.chain([0]));
+            }
+            ports.sort_unstable();
+            ports.dedup();
+            for port in ports {
+                by_port.entry(port).or_default().push(virtual_service);
             }
         }
         let routed = routed_services(&hosts, by_host.values().copied());
