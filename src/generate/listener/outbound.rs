@@ -31,6 +31,7 @@ use crate::{
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, RuleRef},
+        endpoint::HeadlessAddress,
         output_limit::RouteBudget,
         service::{Protocol, Registry, Resolution, ScopedService, ServicePort, ServiceRef, UNSPECIFIED_IP},
         sidecar_scope::{EgressListener, OutboundPolicy},
@@ -90,6 +91,36 @@ struct KnownRoutes {
     shared: Hashed<StreamRoutes>,
     /// Numbers of the TCP routes, and of the TLS routes.
     numbers: [PortRoutes; 2],
+}
+
+/// The addresses of a headless service with their places, by what decides which port they serve. There may be tens of
+/// thousands of ports, and an address for each.
+struct PortAddresses<'a> {
+    /// Those of which the number of the port is known.
+    by_number: BTreeMap<u32, Vec<(usize, &'a HeadlessAddress)>>,
+    /// The others.
+    by_name: BTreeMap<&'a str, Vec<(usize, &'a HeadlessAddress)>>,
+}
+
+impl<'a> PortAddresses<'a> {
+    fn of(addresses: &'a [HeadlessAddress]) -> Self {
+        let (mut by_number, mut by_name) = (BTreeMap::new(), BTreeMap::new());
+        for (place, address) in addresses.iter().enumerate() {
+            let of_port: &mut Vec<_> = match address.service_port {
+                0 => by_name.entry(address.port_name.as_str()).or_default(),
+                number => by_number.entry(number).or_default(),
+            };
+            of_port.push((place, address));
+        }
+        Self { by_number, by_name }
+    }
+
+    /// Returns the addresses that serve a port ([`HeadlessAddress::serves`]), in order.
+    fn on(&self, port: &ListenPort) -> Vec<&'a HeadlessAddress> {
+        let lists = [self.by_number.get(&port.number), self.by_name.get(port.name.as_str())];
+        let by_place: BTreeMap<usize, &HeadlessAddress> = lists.into_iter().flatten().flatten().copied().collect();
+        by_place.into_values().collect()
+    }
 }
 
 /// A service port that needs a listener.
@@ -202,6 +233,7 @@ impl<'a> EntryBuilder<'a> {
         }
         self.entries.values_mut().for_each(|entry| entry.locked = true);
         for (position, service) in services {
+            let addresses = OnceCell::new();
             for port in &service.ports {
                 if binds.is_empty() && self.has_http(port) {
                     continue;
@@ -212,14 +244,15 @@ impl<'a> EntryBuilder<'a> {
                     protocol: port.protocol,
                 };
                 if self.client.can_bind(self.ctx, bind_to_port, binds, &port) {
-                    self.add_service_port(Request {
+                    let request = Request {
                         service,
                         position,
                         port,
                         binds: binds.to_vec(),
                         bind_to_port,
                         egress,
-                    });
+                    };
+                    self.add_service_port(request, &addresses);
                 }
             }
         }
@@ -238,8 +271,9 @@ impl<'a> EntryBuilder<'a> {
         })
     }
 
-    /// Adds one port of a service. Headless TCP services get a listener for each address.
-    fn add_service_port(&mut self, request: Request<'_>) {
+    /// Adds one port of a service. Headless TCP services get a listener for each address; `addresses` has those of all
+    /// ports, once they are known.
+    fn add_service_port(&mut self, request: Request<'_>, addresses: &OnceCell<PortAddresses<'a>>) {
         let service = request.service;
         let protocol = request.port.protocol;
         let by_address = request.binds.is_empty()
@@ -250,11 +284,13 @@ impl<'a> EntryBuilder<'a> {
             self.add(request);
             return;
         }
-        let traits = self.ctx.mesh.endpoint_traits.get(self.ctx.cx, &service.key);
-        let addresses = traits.map(|traits| traits.addresses.as_slice()).unwrap_or_default();
-        let of_port = addresses
-            .iter()
-            .filter(|address| address.serves(request.port.number, &request.port.name));
+        let ctx = self.ctx;
+        let all = || {
+            let traits = ctx.mesh.endpoint_traits.get(ctx.cx, &service.key);
+            let addresses = traits.map(|traits| traits.addresses.as_slice());
+            PortAddresses::of(addresses.unwrap_or_default())
+        };
+        let of_port = addresses.get_or_init(all).on(&request.port);
         let mut any = false;
         for address in of_port {
             any = true;
@@ -545,4 +581,35 @@ fn resolve_conflict(
 /// Returns the name of a listener by address and port.
 pub fn listener_name(bind: &str, port: u32) -> SmolStr {
     [bind, "_", itoa::Buffer::new().format(port)].into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_addresses_of_a_port_are_found_as_by_a_search() {
+        let address = |place: usize| HeadlessAddress {
+            address: place.to_string().into(),
+            extra_addresses: Box::default(),
+            port_name: ["tcp", "tcp-2", ""][place % 3].into(),
+            service_port: [0, 80, 90, 0][place % 4],
+            cluster: Default::default(),
+            network: Default::default(),
+            hostname: SmolStr::default(),
+            subdomain: SmolStr::default(),
+            healthy: true,
+        };
+        let addresses: Vec<HeadlessAddress> = (0..50).map(address).collect();
+        let index = PortAddresses::of(&addresses);
+        for (number, name) in [(80, "tcp"), (90, "tcp"), (90, ""), (70, "tcp-2"), (70, "other"), (0, "tcp")] {
+            let port = ListenPort {
+                number,
+                name: name.into(),
+                protocol: Protocol::Tcp,
+            };
+            let expected = addresses.iter().filter(|address| address.serves(number, name));
+            assert_eq!(index.on(&port), expected.collect::<Vec<_>>(), "{number} {name}");
+        }
+    }
 }
