@@ -441,6 +441,22 @@ mod tests {
         }
     }
 
+    /// Of a list with hidden resources, other changes must assemble all maps again.
+    #[test]
+    fn r21_a_repeated_resource_hides_none() {
+        let mut rows: TableWriter<ResourceKey, Built> = TableWriter::new(RelationId(0));
+        let mut tx = Transaction::default();
+        for number in 0..3 {
+            rows.put(&mut tx, listed(number).key, built(number, 1));
+        }
+        let hides = |numbers: &[usize]| {
+            let list: Vec<ListedResource> = numbers.iter().copied().map(listed).collect();
+            ListMaps::assemble(&list, rows.table()).hides()
+        };
+        assert!(!hides(&[0, 2, 0]));
+        assert!(hides(&[0, 1]), "both have one name");
+    }
+
     #[test]
     fn a_difference_has_what_only_one_list_contains() {
         let difference = |before: &[usize], after: &[usize]| {

@@ -28,7 +28,7 @@ pub(super) type PartResourceMaps = [Arc<PartResources>; ResourceType::ALL.len()]
 #[derive(Default)]
 pub(super) struct ListMaps {
     pub(super) types: PartResourceMaps,
-    /// Names of several listed resources, of which all but the first are hidden.
+    /// Names of several different resources in the list, of which all but the first are hidden.
     contested: BTreeSet<(ResourceType, SmolStr)>,
 }
 
@@ -54,7 +54,10 @@ impl ListMaps {
             match map.resources.insert(resource.name.clone(), resource.clone()) {
                 None => map.digest = map.digest.wrapping_add(resource.version.value()),
                 Some(first) => {
-                    contested.insert((listed.resource_type, first.name.clone()));
+                    // A list may contain a resource several times, for a Service with a number for TCP and for SCTP.
+                    if !Arc::ptr_eq(&first, resource) {
+                        contested.insert((listed.resource_type, first.name.clone()));
+                    }
                     map.resources.insert(first.name.clone(), first);
                 }
             }
