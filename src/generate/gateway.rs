@@ -3,12 +3,15 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{BuildContext, selected::Selected};
 use crate::{
     base::{ObjectKey, Shared},
     model::{
+        ServiceKey,
         gateway::{ExposedPort, MergedGateway, NO_TRANSLATION_LABEL},
-        service::Protocol,
+        service::{Protocol, ServicePort},
     },
     table::{Memo, Memoized},
 };
@@ -29,16 +32,23 @@ pub type GatewayMemo = Memo<GatewayView, MergedGateway>;
 impl GatewayView {
     /// Returns the view of a selected router.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Self {
+        // TCP and UDP may share a port number. Both the targets and the ports of a service may be tens of thousands.
+        let mut udp: BTreeMap<&ServiceKey, BTreeSet<u32>> = BTreeMap::new();
+        let numbers = |ports: &[ServicePort]| -> BTreeSet<u32> {
+            let udp = ports.iter().filter(|port| port.protocol == Protocol::Udp);
+            udp.map(|port| port.number).collect()
+        };
         let exposed = selected.targets.iter().filter_map(|target| {
             let service = ctx.service(&target.service)?;
-            // TCP and UDP may share a port number.
-            let ports = service.ports.iter().chain(target.own.as_deref());
-            let mut same = ports.filter(|port| port.number == target.port);
+            let of_service = udp
+                .entry(&target.service)
+                .or_insert_with(|| numbers(&service.ports));
+            let of_target = numbers(target.own.as_deref().map_or(&[][..], std::slice::from_ref));
             Some(ExposedPort {
                 service: target.service.clone(),
                 number: target.port,
                 target: target.target_port,
-                udp: same.any(|port| port.protocol == Protocol::Udp),
+                udp: of_service.contains(&target.port) || of_target.contains(&target.port),
                 untranslated: service.label(NO_TRANSLATION_LABEL).is_some(),
             })
         });
