@@ -114,8 +114,18 @@ pub(in crate::model) fn resolution(entry: &ServiceEntry) -> Resolution {
 pub(in crate::model) fn address_count(entry: &ServiceEntry) -> usize {
     match entry.addresses.as_slice() {
         [] => 1,
-        given => given.iter().filter(|text| address(text).is_some()).count(),
+        _ => given_addresses(entry).len(),
     }
+}
+
+/// Returns the addresses that an entry declares, each once; invalid ones are omitted.
+///
+/// Note: in Istio, a repeated address has equal services, of which others than the first only repeat endpoints. For the
+/// unspecified address, each service has the addresses of all endpoints, so an object of 1 MiB would take gigabytes.
+fn given_addresses(entry: &ServiceEntry) -> Vec<SmolStr> {
+    let mut known = BTreeSet::new();
+    let given = entry.addresses.iter().filter_map(|text| address(text));
+    given.filter(|address| known.insert(address.clone())).collect()
 }
 
 /// Returns true if an address may be allocated to the host: it has none, is not a wildcard, and is resolved.
@@ -153,7 +163,7 @@ fn addresses(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config<Serv
             auto_ipv6,
         }];
     }
-    let given = entry.spec.addresses.iter().filter_map(|text| address(text));
+    let given = given_addresses(&entry.spec).into_iter();
     given
         .map(|address| Address {
             address,

@@ -525,6 +525,22 @@ fn an_entry_has_a_service_for_each_host_and_address() {
     assert!(find(&world, "x.com").is_some());
 }
 
+/// With the unspecified address, each service of an entry would have the addresses of the endpoints of all of them.
+#[test]
+fn r21_an_address_of_an_entry_counts_once() {
+    let spec = json!({"hosts": ["x.com"], "addresses": ["0.0.0.0", "1.1.1.1", "0.0.0.0/32", "0.0.0.0", "1.1.1.1"],
+        "ports": [80], "resolution": "NONE"});
+    let world = world(vec![entry("e", &spec, Value::Null)]);
+    let service = service_of(&world, "x.com");
+    let addresses: Vec<_> = service.all().map(|one| one.default_address.as_str()).collect();
+    assert_eq!(addresses, ["0.0.0.0", "1.1.1.1"]);
+    let repeated = networking::ServiceEntry {
+        addresses: ["1.1.1.1", "1.1.1.1", "nonsense"].map(str::to_owned).to_vec(),
+        ..Default::default()
+    };
+    assert_eq!(entry::address_count(&repeated), 1, "so its endpoints do not repeat");
+}
+
 #[test]
 fn services_of_an_entry_share_its_lists() {
     let spec = json!({"hosts": ["x.com", "y.com"], "addresses": ["1.1.1.1", "1.1.1.2"], "ports": [80],
