@@ -40,9 +40,7 @@ impl GatewayView {
         };
         let exposed = selected.targets.iter().filter_map(|target| {
             let service = ctx.service(&target.service)?;
-            let of_service = udp
-                .entry(&target.service)
-                .or_insert_with(|| numbers(&service.ports));
+            let of_service = udp.entry(&target.service).or_insert_with(|| numbers(&service.ports));
             let of_target = numbers(target.own.as_deref().map_or(&[][..], std::slice::from_ref));
             Some(ExposedPort {
                 service: target.service.clone(),

@@ -213,7 +213,10 @@ pub fn refused_namespaces(cx: &Cx, mesh: &MeshSnapshot, object: &ObjectKey) -> B
 
 /// Returns true for routes of the Gateway API. Their hosts, for each listener and service, count like routes.
 fn is_route(kind: Kind) -> bool {
-    matches!(kind, Kind::HttpRoute | Kind::GrpcRoute | Kind::TlsRoute | Kind::TcpRoute)
+    matches!(
+        kind,
+        Kind::HttpRoute | Kind::GrpcRoute | Kind::TlsRoute | Kind::TcpRoute
+    )
 }
 
 /// Returns the key of the row that refuses the surplus of a VirtualService.

@@ -117,7 +117,11 @@ impl Target<'_> {
         let Some(traits) = ctx.mesh.endpoint_traits.get(ctx.cx, &self.service.key) else {
             return Vec::new();
         };
-        let selected = self.select(ctx, &traits.inline, Some(|endpoint: &Endpoint| endpoint.serves(self.port)));
+        let selected = self.select(
+            ctx,
+            &traits.inline,
+            Some(|endpoint: &Endpoint| endpoint.serves(self.port)),
+        );
         let groups = self.groups(ctx, client, selected);
         // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): failover priorities apply only to the default cluster
         // among inline clusters.

@@ -129,11 +129,7 @@ pub(super) fn on_port<'r, R: StreamRoute>(
     }
     let by_port = memo.get(cx, virtual_service.clone(), |_| places(routes));
     let lists = BTreeSet::from([0, port]).into_iter();
-    let mut places: Vec<Place> = lists
-        .filter_map(|port| by_port.get(&port))
-        .flatten()
-        .copied()
-        .collect();
+    let mut places: Vec<Place> = lists.filter_map(|port| by_port.get(&port)).flatten().copied().collect();
     places.sort_unstable();
     let by_route = places.chunk_by(|(one, _), (other, _)| one == other);
     by_route

@@ -602,7 +602,14 @@ mod tests {
         };
         let addresses: Vec<HeadlessAddress> = (0..50).map(address).collect();
         let index = PortAddresses::of(&addresses);
-        for (number, name) in [(80, "tcp"), (90, "tcp"), (90, ""), (70, "tcp-2"), (70, "other"), (0, "tcp")] {
+        for (number, name) in [
+            (80, "tcp"),
+            (90, "tcp"),
+            (90, ""),
+            (70, "tcp-2"),
+            (70, "other"),
+            (0, "tcp"),
+        ] {
             let port = ListenPort {
                 number,
                 name: name.into(),

@@ -503,7 +503,10 @@ fn r21_a_host_with_several_services_may_have_a_sole_port() {
     for (ports, expected) in [
         ("{name: http, port: 1000}", 1000),
         ("{name: http, port: 1000}, {name: http-2, port: 1001}", 80),
-        ("{name: http, port: 1000}, {name: http-2, port: 1001}, {name: http-3, port: 1002}", 80),
+        (
+            "{name: http, port: 1000}, {name: http-2, port: 1001}, {name: http-3, port: 1002}",
+            80,
+        ),
     ] {
         let service = format!(
             "---\napiVersion: v1\nkind: Service\nmetadata: {{name: d}}\n\

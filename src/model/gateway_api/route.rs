@@ -163,7 +163,10 @@ fn is_small(hostnames: &[SmolStr], references: &[ParentReference]) -> bool {
     let names_one = |reference: &ParentReference| match reference.kind.as_deref() {
         Some("Service") => true,
         Some("ServiceEntry") => false,
-        _ => reference.section_name.as_deref().is_some_and(|section| !section.is_empty()),
+        _ => reference
+            .section_name
+            .as_deref()
+            .is_some_and(|section| !section.is_empty()),
     };
     let most = references.len() * hostnames.len().max(1);
     most as u64 <= SMALL && references.iter().all(names_one)

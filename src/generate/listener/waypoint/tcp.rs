@@ -104,11 +104,19 @@ impl<'a> DeclaredStreams<'a> {
                 let of_host = |by: &&TlsMatchAttributes| matches!(by.sni_hosts.as_slice(), [sni] if sni == hostname);
                 let matches = route.r#match.iter().filter(of_host);
                 let ports = matches.filter_map(|by| port_of(&StaticMatch::from(by)));
-                tls.add(position, &route.route, ports.chain(route.r#match.is_empty().then_some(0)));
+                tls.add(
+                    position,
+                    &route.route,
+                    ports.chain(route.r#match.is_empty().then_some(0)),
+                );
             }
             for route in &row.tcp {
                 let ports = route.r#match.iter().filter_map(|by| port_of(&StaticMatch::from(by)));
-                tcp.add(position, &route.route, ports.chain(route.r#match.is_empty().then_some(0)));
+                tcp.add(
+                    position,
+                    &route.route,
+                    ports.chain(route.r#match.is_empty().then_some(0)),
+                );
             }
         }
         Self { declared, tls, tcp }

@@ -419,13 +419,14 @@ spec:
     let [for_port, for_other, for_all] = ["[{port: 90}]", "[{port: 91}]", "[{gateways: [mesh]}]"];
     let routed = |by: &str, destination: &str| format!("{{match: {by}, route: [{destination}]}}");
     let own_first = to(&[routed(for_other, &b), routed(for_port, &elsewhere), routed(for_all, &b)]);
-    let all_first = to(&[routed(for_other, &elsewhere), routed(for_all, &b), routed(for_port, &elsewhere)]);
+    let all_first = to(&[
+        routed(for_other, &elsewhere),
+        routed(for_all, &b),
+        routed(for_port, &elsewhere),
+    ]);
     let without_match = to(&[format!("{{route: [{b}]}}"), routed(for_port, &elsewhere)]);
     let to_b = "inbound-vip|443|tcp|b.default.svc.cluster.local";
-    assert_eq!(
-        proxy(&[route("r", &own_first)])["cluster"],
-        single["cluster"]
-    );
+    assert_eq!(proxy(&[route("r", &own_first)])["cluster"], single["cluster"]);
     assert_eq!(proxy(&[route("r", &all_first)])["cluster"], to_b);
     assert_eq!(proxy(&[route("r", &without_match)])["cluster"], to_b);
     assert_eq!(
