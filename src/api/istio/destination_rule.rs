@@ -10,8 +10,8 @@ use crate::{
 
 /// Most credentials of a rule: istiod prepares every one of them for each gateway that sees the rule.
 const MAX_CREDENTIALS: usize = 1_000;
-/// Most namespaces in `exportTo`. Those of each pair of rules for a host are compared when the rules are merged, and the
-/// rules are found by each of them.
+/// Most namespaces in `exportTo`. Those of each pair of rules for a host are compared when the rules are merged, and
+/// the rules are found by each of them.
 const MAX_EXPORTS: usize = 4_000;
 
 /// Checks a DestinationRule.
