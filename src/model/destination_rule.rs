@@ -100,14 +100,11 @@ pub struct DestinationRule {
     pub spec: MergedSpec,
     /// Indexes of the subsets, sorted by name: each cluster of a subset looks it up several times.
     by_name: Vec<u32>,
-    /// Settings for single ports of the parts that have many: the part, the port, and the place in the part.
+    /// Settings for single ports: the part, the port, and the place in the part, sorted.
     by_port: Box<[(u32, u32, u32)]>,
     /// True if any part has a consistent hash.
     pub has_consistent_hash: bool,
 }
-
-/// The number of settings for single ports up to which a part has no index.
-const FEW_PORTS: usize = 16;
 
 impl DestinationRule {
     /// Returns the subset of this name; the first one if there are several.
@@ -129,19 +126,17 @@ impl DestinationRule {
     ) -> impl Iterator<Item = &'a PortTrafficPolicy> + use<'a> {
         let (part, policy) = match subset.map(|name| self.index_of(name)) {
             None => (0, self.spec.traffic_policy.as_deref()),
-            Some(None) => (0, None),
+            // No part has this number.
+            Some(None) => (u32::MAX, None),
             Some(Some(index)) => (index + 1, self.spec.subsets[index as usize].traffic_policy.as_deref()),
         };
         let all: &'a [PortTrafficPolicy] = policy.map_or(&[][..], |policy| &policy.port_level_settings);
-        let is_indexed = all.len() > FEW_PORTS;
-        let few: &'a [PortTrafficPolicy] = if is_indexed { &[] } else { all };
-        let few = few.iter().filter(move |entry| number_of(entry) == Some(port));
         let begin = self
             .by_port
             .partition_point(|(of, number, _)| (*of, *number) < (part, port));
         let places = self.by_port[begin..].iter();
-        let places = places.take_while(move |(of, number, _)| is_indexed && (*of, *number) == (part, port));
-        few.chain(places.map(move |(.., place)| &all[*place as usize]))
+        let places = places.take_while(move |(of, number, _)| (*of, *number) == (part, port));
+        places.map(move |(.., place)| &all[*place as usize])
     }
 
     /// Returns the policy that the subset itself has, or that of the rule if the name is empty.
@@ -538,18 +533,16 @@ fn indexes_by_name(spec: &networking::DestinationRule) -> Vec<u32> {
     indexes
 }
 
-/// Returns the settings for single ports of the parts that have many: the part (0 for the rule, else the index of the
-/// subset and one), the port, and the place in the part.
+/// Returns the settings for single ports: the part (0 for the rule, else the index of the subset and one), the port,
+/// and the place in the part, sorted.
 fn indexes_by_port(spec: &networking::DestinationRule) -> Box<[(u32, u32, u32)]> {
     let subsets = spec.subsets.iter().map(|subset| subset.traffic_policy.as_deref());
     let parts = std::iter::once(spec.traffic_policy.as_deref()).chain(subsets);
     let mut found: Vec<(u32, u32, u32)> = Vec::new();
     for (part, policy) in (0..).zip(parts) {
         let all: &[PortTrafficPolicy] = policy.map_or(&[][..], |policy| &policy.port_level_settings);
-        if all.len() > FEW_PORTS {
-            let entries = (0..).zip(all);
-            found.extend(entries.filter_map(|(place, entry)| Some((part, number_of(entry)?, place))));
-        }
+        let entries = (0..).zip(all);
+        found.extend(entries.filter_map(|(place, entry)| Some((part, number_of(entry)?, place))));
     }
     found.sort_unstable();
     found.into_boxed_slice()

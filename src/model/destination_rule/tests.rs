@@ -105,7 +105,7 @@ fn subsets_are_found_by_name() {
 /// A service may have tens of thousands of ports, and a rule thousands of settings for single ones.
 #[test]
 fn r21_settings_of_ports_are_found_as_by_a_search() {
-    for count in [3, FEW_PORTS as u32, FEW_PORTS as u32 + 1, 100] {
+    for count in [0, 3, 100] {
         // Some ports have several settings, and one setting has no port.
         let policy = |first: u32| {
             let settings = |place: u32| PortTrafficPolicy {
