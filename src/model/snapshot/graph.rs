@@ -33,7 +33,7 @@ use crate::model::{
     gateway::{self, DeclaredGateway, hosts::GatewayHosts},
     gateway_api::{
         self,
-        grant::{Granted, Referrers},
+        grant::Permitted,
         listener::{
             ListenerOwner, Listeners,
             authority::{self, ClientAuthorities, ClientAuthority},
@@ -365,13 +365,9 @@ graph! {
     /// ServiceEntries that select workloads, by namespace.
     index selecting_entries_by_namespace (Namespace, ObjectKey, Config<networking::ServiceEntry>)
         from (inputs.service_entries) = service::selecting_entry_key;
-    /// ReferenceGrants by the objects that may refer to those of their namespace.
-    index grants_by_referrers (Referrers, ObjectKey, Config<api::gateway_api::ReferenceGrant>)
-        from (inputs.reference_grants) = gateway_api::grant::referrers;
-    /// The objects that these may refer to.
-    table granted (Referrers, Granted)
-        from (with |graph, _, _| graph.grants_by_referrers.changed().iter().cloned().collect()) =
-            gateway_api::grant::granted;
+    /// ReferenceGrants by the references that they permit.
+    index grants_by_reference (Permitted, ObjectKey, Config<api::gateway_api::ReferenceGrant>)
+        from (inputs.reference_grants) = gateway_api::grant::permitted;
     /// Pods by (cluster, address).
     index pods_by_address ((ClusterId, SmolStr), ObjectKey, api::kube::Pod)
         from (inputs.pods) = |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
