@@ -703,14 +703,14 @@ graph! {
     table policy_selectors (ObjectKey, PolicySelector) from (with |_, inputs, mesh| {
             if_ambient(mesh, || changed_keys(&inputs.authorization_policies))
         }) = ambient::policy::selector;
-    /// The same by the first label of the selector.
+    /// The same by the first label of the selector and by namespace.
     index policies_by_selector (ambient::SelectorKey, ObjectKey, PolicySelector)
         from (policy_selectors) = ambient::policy::selector_entry;
     /// Modes of PeerAuthentications with a selector.
     table peer_policies (ObjectKey, SelectorModes) from (with |_, inputs, mesh| {
             if_ambient(mesh, || changed_keys(&inputs.peer_authentications))
         }) = ambient::policy::peer_policy;
-    /// The same by the first label of the selector.
+    /// The same by the first label of the selector and by namespace.
     index peer_policies_by_selector (ambient::SelectorKey, ObjectKey, SelectorModes)
         from (peer_policies) = ambient::policy::peer_entry;
     /// Modes of mutual TLS of whole namespaces.
