@@ -11,10 +11,6 @@ use crate::{
     proto::istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute, StringMatch, string_match::MatchType},
 };
 
-/// The number of gateways of a delegate's match up to which each is searched for among those of the root: most matches
-/// name few, and sorting those of the root for each of them takes longer.
-const FEW_GATEWAYS: usize = 16;
-
 /// Returns the delegate's routes as they apply below one route of the root.
 pub(super) fn merged<'a>(root: &'a HttpRoute, delegate: &'a [HttpRoute]) -> impl Iterator<Item = HttpRoute> + use<'a> {
     delegate.iter().filter_map(|route| merged_route(root, route))
@@ -165,7 +161,7 @@ fn agree(root: &HttpMatchRequest, delegate: &HttpMatchRequest) -> bool {
 }
 
 /// Returns true if the root names all gateways of the delegate, or one of them names none. There may be a hundred
-/// thousand in each, so long lists are not compared name by name.
+/// thousand in each, so they are not compared name by name. Those of the delegate are sorted, which are usually few.
 fn gateways_agree(root: &[String], delegate: &[String]) -> bool {
     if root.is_empty() || delegate.is_empty() {
         return true;
@@ -173,11 +169,11 @@ fn gateways_agree(root: &[String], delegate: &[String]) -> bool {
     if root.len() < delegate.len() {
         return false;
     }
-    if delegate.len() <= FEW_GATEWAYS {
-        return delegate.iter().all(|gateway| root.contains(gateway));
+    let mut missing: BTreeSet<&String> = delegate.iter().collect();
+    for gateway in root {
+        missing.remove(gateway);
     }
-    let named: BTreeSet<&String> = root.iter().collect();
-    delegate.iter().all(|gateway| named.contains(gateway))
+    missing.is_empty()
 }
 
 /// Regular expressions are compatible only with absence; an exact text must be equal; a prefix must be extended.
