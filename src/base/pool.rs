@@ -1,6 +1,9 @@
 //! Pools: equal values, each held once.
 
-use std::hash::Hash;
+use std::{
+    hash::Hash,
+    sync::{Mutex, PoisonError},
+};
 
 use rustc_hash::FxHashSet;
 
@@ -70,6 +73,24 @@ impl<V: Reference> Pool<V> {
     /// Returns true without values.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
+    }
+}
+
+/// A pool of hashed values that threads share.
+pub struct SharedPool<T>(Mutex<Pool<Hashed<T>>>);
+
+impl<T> Default for SharedPool<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Eq + Hash> SharedPool<T> {
+    /// Returns the equal value that is held, which is this one if there was none.
+    pub fn share(&self, value: T) -> Hashed<T> {
+        // Nothing can panic while it is locked.
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.share(&Hashed::new(value))
     }
 }
 

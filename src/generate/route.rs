@@ -29,8 +29,9 @@ pub(crate) mod waypoint;
 pub use gateway::GatewayPieces;
 pub(super) use host_names::HostNamesMemo;
 pub(super) use http::DefaultRoutesMemo;
+pub(super) use sidecar::BindingPool;
+pub use sidecar::CommonRouteList;
 pub(super) use sidecar::CommonRoutesMemo;
-pub use sidecar::{BindingPool, CommonRouteList};
 
 use super::{
     BuildContext, EncodedResource, ProxyType, VipView, labels,

@@ -29,13 +29,8 @@ pub struct EndpointMemo {
     selected: Memo<SelectionKey, PortIndex>,
 }
 
-/// Endpoints with equal labels.
-struct LabelSet {
-    /// The position of one of them.
-    first: usize,
-    /// The positions of all of them, ascending.
-    positions: Vec<Range<usize>>,
-}
+/// The positions of endpoints with equal labels, ascending; never empty.
+type LabelSet = Vec<Range<usize>>;
 
 /// A service, and one of its subsets; none for all endpoints.
 #[derive(PartialEq, Eq, Hash)]
@@ -126,11 +121,9 @@ impl EndpointMemo {
                 return PortIndex::of(endpoints, 0..endpoints.len());
             };
             let sets = self.label_sets.get(cx, service.clone(), |_| label_sets(endpoints));
-            let sets = sets.iter();
-            let selected = sets.filter(|set| selects(Some(subset), &endpoints[set.first].origin.labels));
-            let mut positions: Vec<usize> = selected
-                .flat_map(|set| set.positions.iter().cloned().flatten())
-                .collect();
+            let is_selected = |set: &&LabelSet| selects(Some(subset), &endpoints[set[0].start].origin.labels);
+            let selected = sets.iter().filter(is_selected).flatten();
+            let mut positions: Vec<usize> = selected.cloned().flatten().collect();
             positions.sort_unstable();
             PortIndex::of(endpoints, positions)
         })
@@ -164,7 +157,7 @@ impl PortIndex {
 }
 
 fn label_sets(endpoints: &[Endpoint]) -> Vec<LabelSet> {
-    let mut sets: BTreeMap<&Labels, Vec<Range<usize>>> = BTreeMap::new();
+    let mut sets: BTreeMap<&Labels, LabelSet> = BTreeMap::new();
     let mut start = 0;
     // The endpoints of a workload are usually neighbours.
     for neighbours in endpoints.chunk_by(|one, other| one.origin.ptr_eq(&other.origin)) {
@@ -172,12 +165,7 @@ fn label_sets(endpoints: &[Endpoint]) -> Vec<LabelSet> {
         sets.entry(&neighbours[0].origin.labels).or_default().push(start..end);
         start = end;
     }
-    let sets = sets.into_values();
-    sets.map(|positions| LabelSet {
-        first: positions[0].start,
-        positions,
-    })
-    .collect()
+    sets.into_values().collect()
 }
 
 /// Returns true if a subset has endpoints with these labels; without a subset, it does.

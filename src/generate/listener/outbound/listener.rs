@@ -1,15 +1,12 @@
 //! One outbound listener of a sidecar, built from the service ports that share it.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
 use super::{listener_name, proxy_view::OutboundListenerProxyView, resolves_on_demand};
 use crate::{
-    base::{Hashed, ObjectKey, Shared, pool::Pool},
+    base::{Hashed, ObjectKey, Shared, pool::SharedPool},
     generate::{
         BuildContext,
         constant::{self, wildcards},
@@ -122,15 +119,7 @@ pub struct StreamRoutes {
 
 /// The routes in the keys of all listeners. Equal ones are one allocation, so that keys are compared without reading
 /// the destinations for each service.
-#[derive(Default)]
-pub struct StreamRoutesPool(Mutex<Pool<Hashed<StreamRoutes>>>);
-
-impl StreamRoutesPool {
-    pub(super) fn share(&self, routes: StreamRoutes) -> Hashed<StreamRoutes> {
-        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pool.share(&Hashed::new(routes))
-    }
-}
+pub type StreamRoutesPool = SharedPool<StreamRoutes>;
 
 /// The number of times that the chains of service ports with equal matches are built, if some of them may match what
 /// the ones before left over. Usually none can, so they are built once: tens of thousands of services may share a
