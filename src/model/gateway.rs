@@ -10,10 +10,7 @@ pub mod hosts;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::{SmolStr, StrExt};
 
@@ -250,9 +247,9 @@ impl MergedGateway {
             plaintext: BTreeMap::new(),
             tls_hosts: BTreeMap::new(),
         };
-        let all = by_number(exposed.iter());
+        let exposed = ExposedPorts::of(exposed);
         for gateway in gateways.iter().filter_map(|key| mesh.declared_gateways.get(cx, key)) {
-            let Some(ports) = PortMap::of(&gateway.meta, exposed, &all) else {
+            let Some(ports) = PortMap::of(&gateway.meta, &exposed) else {
                 continue;
             };
             for server in &gateway.servers {
@@ -311,61 +308,101 @@ fn is_passthrough(server: &networking::Server) -> bool {
     matches!(mode, Some(TlSmode::Passthrough | TlSmode::AutoPassthrough))
 }
 
+/// The exposed ports with one number.
+#[derive(Default)]
+struct NumberedPorts {
+    /// Listening ports.
+    targets: BTreeSet<u32>,
+    /// The listening port of the first one whose service does not disable translation.
+    translated: Option<u32>,
+    /// True if a service has the port for UDP.
+    udp: bool,
+}
+
+impl NumberedPorts {
+    fn add(&mut self, port: &ExposedPort) {
+        self.targets.insert(port.target);
+        let translated = (!port.untranslated).then_some(port.target);
+        self.translated = self.translated.or(translated);
+        self.udp |= port.udp;
+    }
+}
+
 /// Exposed ports by number.
-type PortsByNumber<'a> = BTreeMap<u32, Vec<&'a ExposedPort>>;
+type PortsByNumber = BTreeMap<u32, NumberedPorts>;
+
+/// The ports of a router's services. These and the servers of its Gateways may be tens of thousands.
+#[derive(Default)]
+struct ExposedPorts<'a> {
+    /// Those of all services.
+    all: PortsByNumber,
+    /// The same by the namespace and the host of the service.
+    by_service: BTreeMap<(&'a str, &'a str), PortsByNumber>,
+}
+
+impl<'a> ExposedPorts<'a> {
+    fn of(exposed: &'a [ExposedPort]) -> Self {
+        let mut ports = Self::default();
+        for port in exposed {
+            let service = (port.service.namespace.as_str(), port.service.hostname.as_str());
+            let of_service = ports.by_service.entry(service).or_default();
+            for by_number in [&mut ports.all, of_service] {
+                by_number.entry(port.number).or_default().add(port);
+            }
+        }
+        ports
+    }
+}
 
 /// Port translation of one Gateway.
 struct PortMap<'a> {
-    /// The ports of the router's services. Both these and the servers may be tens of thousands.
-    exposed: Cow<'a, PortsByNumber<'a>>,
+    /// The ports of the router's services, or of each service that the Gateway refers to.
+    exposed: Vec<&'a PortsByNumber>,
     /// True if the Gateway refers to its services, so that its ports are always theirs.
     by_service: bool,
 }
 
 impl<'a> PortMap<'a> {
-    /// Returns the ports of a Gateway, given all exposed ones; `None` if it refers to services and the router serves
-    /// none of them.
-    fn of(gateway: &Meta, exposed: &'a [ExposedPort], all: &'a PortsByNumber<'a>) -> Option<Self> {
+    /// Returns the ports of a Gateway; `None` if it refers to services and the router serves none of them.
+    fn of(gateway: &'a Meta, exposed: &'a ExposedPorts<'a>) -> Option<Self> {
         let Some(services) = gateway.annotations.get(SERVICE_ANNOTATION) else {
             return Some(Self {
-                exposed: Cow::Borrowed(all),
+                exposed: vec![&exposed.all],
                 by_service: false,
             });
         };
         let parent = converted_annotation(gateway, PARENT_NAMESPACE_ANNOTATION);
         let namespace = parent.map_or(gateway.namespace().as_str(), SmolStr::as_str);
-        let hosts: BTreeSet<&str> = services.split(',').collect();
-        let is_named =
-            |port: &&ExposedPort| port.service.namespace == namespace && hosts.contains(port.service.hostname.as_str());
-        let exposed = by_number(exposed.iter().filter(is_named));
+        let hosts = services.split(',');
+        let served = hosts.filter_map(|host| exposed.by_service.get(&(namespace, host)));
+        let exposed: Vec<&PortsByNumber> = served.collect();
         (!exposed.is_empty()).then_some(Self {
-            exposed: Cow::Owned(exposed),
+            exposed,
             by_service: true,
         })
     }
 
     /// Returns the listening ports for a server port.
     fn resolve(&self, number: u32) -> Vec<u32> {
-        let mut same = self.exposed.get(&number).into_iter().flatten();
         if self.by_service {
-            let targets: BTreeSet<u32> = same.map(|port| port.target).collect();
+            let targets: BTreeSet<u32> = self
+                .of_number(number)
+                .flat_map(|ports| &ports.targets)
+                .copied()
+                .collect();
             return targets.into_iter().collect();
         }
-        let first = same.find(|port| !port.untranslated);
-        vec![first.map_or(number, |port| port.target)]
+        let first = self.of_number(number).find_map(|ports| ports.translated);
+        vec![first.unwrap_or(number)]
     }
 
     fn exposes_udp(&self, number: u32) -> bool {
-        self.exposed.get(&number).into_iter().flatten().any(|port| port.udp)
+        self.of_number(number).any(|ports| ports.udp)
     }
-}
 
-fn by_number<'a>(ports: impl Iterator<Item = &'a ExposedPort>) -> PortsByNumber<'a> {
-    let mut by_number = PortsByNumber::new();
-    for port in ports {
-        by_number.entry(port.number).or_default().push(port);
+    fn of_number(&self, number: u32) -> impl Iterator<Item = &'a NumberedPorts> {
+        self.exposed.iter().filter_map(move |ports| ports.get(&number))
     }
-    by_number
 }
 
 /// The users of a host, as servers write them before it: a namespace, `*` or [`NO_NAMESPACE`]; `None` without one.

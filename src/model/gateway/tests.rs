@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    api::{Kind, document},
+    api::{Config, Kind, document},
     model::{Change, Installation, World, features::Features, fixture},
     proto::istio::networking::v1alpha3::{Port, Server},
 };
@@ -295,4 +295,54 @@ fn a_gateway_may_bind_many_addresses() {
     let ports = ports(&merged);
     assert_eq!(ports.len(), 50_000);
     assert_eq!(ports[256], (8080, "10.0.1.0", 1));
+}
+
+/// Each listener of the Gateway API is a Gateway that refers to services, whose ports must not be compared for each.
+#[test]
+fn r21_ports_of_services_are_looked_up_for_each_listener() {
+    let service = |number: u32| format!("s{number}.ns.svc.cluster.local");
+    let port = |number: u32, target: u32, of: u32| ExposedPort {
+        service: ServiceKey {
+            hostname: service(of).into(),
+            namespace: "ns".into(),
+        },
+        number,
+        target,
+        udp: false,
+        untranslated: false,
+    };
+    let mut exposed: Vec<ExposedPort> = (0..50_000).map(|number| port(number, 100_000 + number, 0)).collect();
+    exposed.extend([port(80, 8080, 1), port(80, 8081, 2)]);
+    let gateway = |name: &str, number: u32, services: &str| {
+        let spec = networking::Gateway {
+            servers: vec![server(number, "HTTP", "http", &["*"])],
+            ..Default::default()
+        };
+        let config = fixture::config(Kind::Gateway, name, 0, spec);
+        let annotations = [(SmolStr::new_static(SERVICE_ANNOTATION), SmolStr::new(services))];
+        Config {
+            meta: Shared::new(Meta {
+                annotations: annotations.into_iter().collect(),
+                ..Meta::clone(&config.meta)
+            }),
+            ..config
+        }
+    };
+    let mut gateways: Vec<Config<networking::Gateway>> = (0..1_000)
+        .map(|number| gateway(&format!("ns/g{number}"), number, &service(0)))
+        .collect();
+    gateways.extend([
+        gateway("ns/one", 80, &service(1)),
+        gateway("ns/two", 80, &[service(1), service(2)].join(",")),
+        gateway("ns/none", 80, &service(9)),
+    ]);
+    let keys: Vec<ObjectKey> = gateways.iter().map(|gateway| gateway.meta.key.clone()).collect();
+    let rows = gateways.into_iter().map(|gateway| Change::Upsert(gateway.into()));
+    let mesh = World::new(Installation::default()).commit(rows.collect()).snapshot;
+    let merged = MergedGateway::of(&Cx::untracked(), &mesh, &keys, &exposed);
+    let ports = ports(&merged);
+    assert_eq!(ports.len(), 1_002);
+    assert_eq!([ports[0], ports[999]], [(100_000, "", 1), (100_999, "", 1)]);
+    // The router does not serve the service of the last Gateway.
+    assert_eq!(ports[1_000..], [(8080, "", 2), (8081, "", 1)]);
 }
