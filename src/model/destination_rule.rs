@@ -100,10 +100,21 @@ pub struct DestinationRule {
     pub spec: MergedSpec,
     /// Indexes of the subsets, sorted by name: each cluster of a subset looks it up several times.
     by_name: Vec<u32>,
-    /// Settings for single ports: the part, the port, and the place in the part, sorted.
-    by_port: Box<[(u32, u32, u32)]>,
+    /// Settings for single ports, sorted.
+    by_port: Box<[PortEntry]>,
     /// True if any part has a consistent hash.
     pub has_consistent_hash: bool,
+}
+
+/// Settings of a rule for a single port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct PortEntry {
+    /// Index of the subset that has the settings; `None` for those of the rule itself.
+    subset: Option<u32>,
+    /// Number of the port.
+    port: u32,
+    /// Index of the settings in the policy of the subset or the rule.
+    index: u32,
 }
 
 impl DestinationRule {
@@ -124,19 +135,22 @@ impl DestinationRule {
         subset: Option<&str>,
         port: u32,
     ) -> impl Iterator<Item = &'a PortTrafficPolicy> + use<'a> {
-        let (part, policy) = match subset.map(|name| self.index_of(name)) {
-            None => (0, self.spec.traffic_policy.as_deref()),
-            // No part has this number.
-            Some(None) => (u32::MAX, None),
-            Some(Some(index)) => (index + 1, self.spec.subsets[index as usize].traffic_policy.as_deref()),
+        let declared = match subset {
+            None => Some((None, self.spec.traffic_policy.as_deref())),
+            Some(name) => self.index_of(name).map(|index| {
+                let subset = &self.spec.subsets[index as usize];
+                (Some(index), subset.traffic_policy.as_deref())
+            }),
         };
-        let all: &'a [PortTrafficPolicy] = policy.map_or(&[][..], |policy| &policy.port_level_settings);
-        let begin = self
-            .by_port
-            .partition_point(|(of, number, _)| (*of, *number) < (part, port));
-        let places = self.by_port[begin..].iter();
-        let places = places.take_while(move |(of, number, _)| (*of, *number) == (part, port));
-        places.map(move |(.., place)| &all[*place as usize])
+        let declared = declared.and_then(|(subset, policy)| Some((subset, policy?)));
+        declared.into_iter().flat_map(move |(subset, policy)| {
+            let begin = self
+                .by_port
+                .partition_point(|entry| (entry.subset, entry.port) < (subset, port));
+            let entries = self.by_port[begin..].iter();
+            let of_port = entries.take_while(move |entry| (entry.subset, entry.port) == (subset, port));
+            of_port.map(move |entry| &policy.port_level_settings[entry.index as usize])
+        })
     }
 
     /// Returns the policy that the subset itself has, or that of the rule if the name is empty.
@@ -516,7 +530,7 @@ impl ConsolidatedRules {
 
     fn finish(self) -> Box<[Shared<DestinationRule>]> {
         let finished = |(_, rule): (_, DestinationRule)| DestinationRule {
-            by_port: indexes_by_port(&rule.spec),
+            by_port: port_entries(&rule.spec),
             has_consistent_hash: has_consistent_hash(&rule.spec),
             ..rule
         };
@@ -533,24 +547,21 @@ fn indexes_by_name(spec: &networking::DestinationRule) -> Vec<u32> {
     indexes
 }
 
-/// Returns the settings for single ports: the part (0 for the rule, else the index of the subset and one), the port,
-/// and the place in the part, sorted.
-fn indexes_by_port(spec: &networking::DestinationRule) -> Box<[(u32, u32, u32)]> {
-    let subsets = spec.subsets.iter().map(|subset| subset.traffic_policy.as_deref());
-    let parts = std::iter::once(spec.traffic_policy.as_deref()).chain(subsets);
-    let mut found: Vec<(u32, u32, u32)> = Vec::new();
-    for (part, policy) in (0..).zip(parts) {
+/// Returns the settings for single ports, sorted. Those without a port are omitted.
+fn port_entries(spec: &networking::DestinationRule) -> Box<[PortEntry]> {
+    let of_subsets = spec.subsets.iter().map(|subset| subset.traffic_policy.as_deref());
+    let policies = (0..).map(Some).zip(of_subsets);
+    let policies = std::iter::once((None, spec.traffic_policy.as_deref())).chain(policies);
+    let mut found: Vec<PortEntry> = Vec::new();
+    for (subset, policy) in policies {
         let all: &[PortTrafficPolicy] = policy.map_or(&[][..], |policy| &policy.port_level_settings);
-        let entries = (0..).zip(all);
-        found.extend(entries.filter_map(|(place, entry)| Some((part, number_of(entry)?, place))));
+        found.extend((0..).zip(all).filter_map(|(index, settings)| {
+            let port = settings.port?.number;
+            Some(PortEntry { subset, port, index })
+        }));
     }
     found.sort_unstable();
     found.into_boxed_slice()
-}
-
-/// Returns the number of the port that settings are for.
-fn number_of(settings: &PortTrafficPolicy) -> Option<u32> {
-    settings.port.map(|port| port.number)
 }
 
 /// Adds subsets that do not exist yet, and the traffic policy if there is none.

@@ -146,7 +146,9 @@ fn r21_settings_of_ports_are_found_as_by_a_search() {
         ] {
             let all = declared.map(|policy| policy.port_level_settings).unwrap_or_default();
             for port in 0..12 {
-                let of_port = all.iter().filter(|settings| number_of(settings) == Some(port));
+                let of_port = all
+                    .iter()
+                    .filter(|settings| settings.port.is_some_and(|selector| selector.number == port));
                 let expected: Vec<&PortTrafficPolicy> = of_port.collect();
                 let found: Vec<&PortTrafficPolicy> = merged.port_settings(subset, port).collect();
                 assert_eq!(found, expected, "{count} {subset:?} {port}");
