@@ -103,28 +103,37 @@ impl Hosts {
 
     /// Returns the destination of a host in a scope.
     fn at(&self, scope: &str, host: &str) -> Option<&Destination> {
-        let mut declared = self.0.get(host)?.iter().rev();
-        let seen = declared.find(|declared| declared.scopes.contains(scope));
-        seen.map(|declared| &*declared.destination)
+        seen_in(scope, self.0.get(host)?)
     }
 
     /// Returns the destination of a host that an object of a namespace names.
     pub(super) fn find(&self, namespace: &str, exported_to: &Value, host: &str) -> Option<&Destination> {
-        let exact = qualified(namespace, host);
-        let at = |scope: &str, host: &str| self.at(scope, host);
-        let mut exported = texts(exported_to).map(|scope| if scope == "." { namespace } else { scope });
-        let own = items(exported_to).is_empty().then(|| at(namespace, &exact)).flatten();
-        at(ALL, &exact)
-            .or(own)
-            .or_else(|| exported.find_map(|scope| at(scope, &exact)))
+        self.of_name(namespace, exported_to, &qualified(namespace, host))
             .or_else(|| {
                 let name = host.strip_prefix('*').unwrap_or(host);
                 // The longest wildcard first; each is one lookup.
                 let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
                 ends.map(|end| format!("*{}", &name[end..]))
-                    .find_map(|wildcard| at(ALL, &wildcard).or_else(|| at(namespace, &wildcard)))
+                    .find_map(|wildcard| self.at(ALL, &wildcard).or_else(|| self.at(namespace, &wildcard)))
             })
     }
+
+    /// Returns the destination of exactly this host. An object may have thousands of destinations and be exported to a
+    /// hundred thousand namespaces, so the host is not looked up again for each of these.
+    fn of_name(&self, namespace: &str, exported_to: &Value, host: &str) -> Option<&Destination> {
+        let declared = self.0.get(host)?;
+        let own = items(exported_to).is_empty().then(|| seen_in(namespace, declared));
+        let mut exported = texts(exported_to).map(|scope| if scope == "." { namespace } else { scope });
+        seen_in(ALL, declared)
+            .or(own.flatten())
+            .or_else(|| exported.find_map(|scope| seen_in(scope, declared)))
+    }
+}
+
+/// Returns the destination in a scope, given what objects declare for a host.
+fn seen_in<'a>(scope: &str, declared: &'a [Declared]) -> Option<&'a Destination> {
+    let seen = declared.iter().rev().find(|declared| declared.scopes.contains(scope));
+    seen.map(|declared| &*declared.destination)
 }
 
 /// Returns the scopes of an `exportTo`.
