@@ -84,16 +84,19 @@ impl<'a> Names<'a> {
     /// regard to case.
     fn have(&self, pattern: &str) -> bool {
         if let Some(suffix) = pattern.strip_prefix('*') {
-            let end = reversed(suffix);
-            let first = self.backwards.partition_point(|name| *name < end);
-            return self.backwards.get(first).is_some_and(|name| name.starts_with(&end));
+            return has_prefix(&self.backwards, &reversed(suffix));
         }
         if let Some(prefix) = pattern.strip_suffix('*') {
-            let first = self.forwards.partition_point(|name| *name < prefix);
-            return self.forwards.get(first).is_some_and(|name| name.starts_with(prefix));
+            return has_prefix(&self.forwards, prefix.as_bytes());
         }
         self.lowercase.contains(&pattern.to_ascii_lowercase())
     }
+}
+
+/// Returns true if one of some sorted texts begins with a prefix.
+fn has_prefix(sorted: &[impl AsRef<[u8]>], prefix: &[u8]) -> bool {
+    let first = sorted.partition_point(|text| text.as_ref() < prefix);
+    sorted.get(first).is_some_and(|text| text.as_ref().starts_with(prefix))
 }
 
 fn reversed(text: &str) -> Vec<u8> {
