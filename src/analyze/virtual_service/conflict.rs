@@ -31,19 +31,19 @@ pub(in crate::analyze) fn conflicts(mesh: &Mesh, report: &mut Report) {
         .filter(|service| applies_to_sidecars(service.spec("gateways")))
         .collect();
     let scopes = by_scope(&services);
-    let of_everyone = by_host(&services, scopes.get(ALL).map_or(&[][..], Vec::as_slice));
-    let everyone = Everyone::of(&of_everyone);
+    let public_by_host = by_host(&services, scopes.get(ALL).map_or(&[][..], Vec::as_slice));
+    let public = PublicServices::of(&public_by_host);
     let mut reported: BTreeSet<(&str, &str)> = BTreeSet::new();
     // An object may have a hundred thousand hosts and as many scopes, so no more than those of one scope are held.
     let mut seen = SeenPairs::default();
     for (scope, positions) in &scopes {
         if scope == ALL {
-            for (name, own) in &of_everyone {
+            for (name, own) in &public_by_host {
                 compare(scope, name, own.clone(), &mut reported, report);
             }
         } else if seen.add(positions) {
             for (name, mut all) in by_host(&services, positions) {
-                all.extend(everyone.overlapping(&name));
+                all.extend(public.overlapping(&name));
                 compare(scope, &name, all, &mut reported, report);
             }
         }
@@ -129,7 +129,7 @@ fn by_host<'a>(services: &[&'a Object], positions: &[usize]) -> ByHost<'a> {
 }
 
 /// The VirtualServices for all namespaces.
-struct Everyone<'m, 'a> {
+struct PublicServices<'m, 'a> {
     by_host: &'m ByHost<'a>,
     /// The same lists in the order of their hosts.
     lists: Vec<&'m Vec<&'a Object>>,
@@ -137,7 +137,7 @@ struct Everyone<'m, 'a> {
     by_end: HostsByEnd<Vec<usize>>,
 }
 
-impl<'m, 'a> Everyone<'m, 'a> {
+impl<'m, 'a> PublicServices<'m, 'a> {
     fn of(by_host: &'m ByHost<'a>) -> Self {
         let hosts = by_host.keys().map(String::as_str);
         Self {
