@@ -139,7 +139,7 @@ pub fn pools(_: &AttachedRouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(Obj
 
 /// Derives a route with its parents.
 pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<AttachedRoute> {
-    if !counts(mesh, key.kind, &key.object) {
+    if !is_converted_route(mesh, key.kind, &key.object) {
         return None;
     }
     match key.kind {
@@ -152,7 +152,7 @@ pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<
 }
 
 /// Returns true if a route is converted.
-fn counts(mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey) -> bool {
+fn is_converted_route(mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey) -> bool {
     let is_enabled = kind != Kind::TcpRoute || mesh.installation.features.pilot_enable_alpha_gateway_api;
     is_enabled && is_converted(mesh, object)
 }
@@ -174,22 +174,23 @@ fn is_small(hostnames: &[SmolStr], references: &[ParentReference]) -> bool {
 
 /// Returns the changed routes that may make many contributions, or did so before.
 pub fn demand_candidates(inputs: &InputWriters) -> Vec<DemandKey> {
-    let http = large(Kind::HttpRoute, &inputs.http_routes, |route| {
+    let http = large_routes(Kind::HttpRoute, &inputs.http_routes, |route| {
         is_small(&route.hostnames, &route.parent_refs)
     });
-    let grpc = large(Kind::GrpcRoute, &inputs.grpc_routes, |route| {
+    let grpc = large_routes(Kind::GrpcRoute, &inputs.grpc_routes, |route| {
         is_small(&route.hostnames, &route.parent_refs)
     });
-    let tls = large(Kind::TlsRoute, &inputs.tls_routes, |route| {
+    let tls = large_routes(Kind::TlsRoute, &inputs.tls_routes, |route| {
         is_small(&route.hostnames, &route.parent_refs)
     });
-    let tcp = large(Kind::TcpRoute, &inputs.tcp_routes, |route| {
+    let tcp = large_routes(Kind::TcpRoute, &inputs.tcp_routes, |route| {
         is_small(&[], &route.parent_refs)
     });
     [http, grpc, tls, tcp].concat()
 }
 
-fn large<T: PartialEq>(
+/// Returns the changed routes of a kind of which a version is not small.
+fn large_routes<T: PartialEq>(
     kind: Kind,
     routes: &TableWriter<ObjectKey, Config<T>>,
     is_small: impl Fn(&T) -> bool,
@@ -209,7 +210,7 @@ fn large<T: PartialEq>(
 /// that it attaches to. Each has a copy of the rules for connections, which count, and shares those for requests.
 pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &DemandKey) -> Option<Demand> {
     let (kind, object) = (key.kind, &key.object);
-    if !counts(mesh, kind, object) {
+    if !is_converted_route(mesh, kind, object) {
         return None;
     }
     let (meta, hostnames, references, copies) = match kind {

@@ -112,10 +112,10 @@ pub(in crate::model) fn resolution(entry: &ServiceEntry) -> Resolution {
 
 /// Returns the number of services of an entry for a host: one per address, or one without addresses.
 pub(in crate::model) fn address_count(entry: &ServiceEntry) -> usize {
-    match entry.addresses.as_slice() {
-        [] => 1,
-        _ => given_addresses(entry).len(),
+    if entry.addresses.is_empty() {
+        return 1;
     }
+    given_addresses(entry).len()
 }
 
 /// Returns the addresses that an entry declares, each once; invalid ones are omitted.
