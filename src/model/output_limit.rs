@@ -211,6 +211,18 @@ pub fn refused_namespaces(cx: &Cx, mesh: &MeshSnapshot, object: &ObjectKey) -> B
     refused.map(|(namespace, _)| namespace.clone()).collect()
 }
 
+/// Returns the reason why a route of the Gateway API does not apply, with a hint; `None` if it applies.
+pub fn route_refusal(cx: &Cx, mesh: &MeshSnapshot, kind: Kind, route: &ObjectKey) -> Option<String> {
+    let kept = kept(cx, mesh, kind, route)?;
+    let key = DemandKey {
+        kind,
+        object: route.clone(),
+    };
+    let demand = mesh.route_demands.get(cx, &key)?;
+    let is_large = kept == demand.kept;
+    Some(parents_message(kind, demand, is_large, Limits::of(mesh, kind)))
+}
+
 /// Returns true for routes of the Gateway API. Their hosts, for each listener and service, count like routes.
 fn is_route(kind: Kind) -> bool {
     matches!(
@@ -255,7 +267,7 @@ pub fn exceeded(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
             match key.kind {
                 Kind::DestinationRule => ("spec.subsets", subsets_message(demand, kept, is_large, limits)),
                 Kind::ServiceEntry => ("spec.hosts", endpoints_message(demand, kept, is_large, limits)),
-                kind if is_route(kind) => ("spec.parentRefs", parents_message(demand, is_large, limits)),
+                kind if is_route(kind) => ("spec.parentRefs", parents_message(kind, demand, is_large, limits)),
                 _ => ("spec.hosts", routes_message(demand, kept, is_large, limits)),
             }
         } else {
@@ -317,15 +329,23 @@ fn endpoints_message(demand: &Demand, kept: usize, is_large: bool, limits: Limit
     format!("{reason}; the first {kept} hosts apply, the others are unknown to proxies")
 }
 
-fn parents_message(demand: &Demand, is_large: bool, limits: Limits) -> String {
+fn parents_message(kind: Kind, demand: &Demand, is_large: bool, limits: Limits) -> String {
+    let declared = demand.declared;
+    let (counted, fewer) = match kind {
+        Kind::TlsRoute | Kind::TcpRoute => ("rules for hosts of all parents", "rules, hosts, listeners or services"),
+        _ => ("hosts of all parents", "hostnames, listeners or services"),
+    };
     let reason = if is_large {
-        let (declared, limit) = (demand.declared, limits.object);
-        format!("{declared} hosts of all parents exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_OBJECT)")
+        let limit = limits.object;
+        format!("{declared} {counted} exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_OBJECT)")
     } else {
         let limit = limits.namespace;
-        format!("the hosts of the namespace's routes exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_NAMESPACE)")
+        format!(
+            "{declared} {counted} and those of older routes of the namespace exceed the limit of {limit} \
+             (PILOT_MAX_ROUTES_PER_NAMESPACE)"
+        )
     };
-    format!("{reason}; the route does not apply")
+    format!("{reason}; the route does not apply (hint: use fewer {fewer}, or raise the limit)")
 }
 
 #[cfg(test)]

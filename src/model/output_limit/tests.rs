@@ -498,9 +498,11 @@ fn r21_hosts_of_routes_count_for_each_listener_and_service() {
     assert_eq!(contributions(&world, &names), [0, 0, 96, 13, 16, 96]);
     let expected = [
         "HTTPRoute a/large: spec.parentRefs: 104 hosts of all parents exceed the limit of 100 \
-         (PILOT_MAX_ROUTES_PER_OBJECT); the route does not apply",
-        "HTTPRoute a/later: spec.parentRefs: the hosts of the namespace's routes exceed the limit of 150 \
-         (PILOT_MAX_ROUTES_PER_NAMESPACE); the route does not apply",
+         (PILOT_MAX_ROUTES_PER_OBJECT); the route does not apply (hint: use fewer hostnames, listeners or services, or \
+         raise the limit)",
+        "HTTPRoute a/later: spec.parentRefs: 56 hosts of all parents and those of older routes of the namespace exceed \
+         the limit of 150 (PILOT_MAX_ROUTES_PER_NAMESPACE); the route does not apply (hint: use fewer hostnames, \
+         listeners or services, or raise the limit)",
     ];
     assert_eq!(messages(&world.snapshot()), expected);
     world.commit(vec![Change::Remove(Kind::HttpRoute, key("a/most"))]);

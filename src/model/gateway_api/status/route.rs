@@ -23,7 +23,7 @@ use crate::{
             policy::TargetKey,
             route::{AttachedRoute, AttachedRouteKey},
         },
-        waypoint,
+        output_limit, waypoint,
     },
     table::Cx,
 };
@@ -41,6 +41,7 @@ pub(super) fn status(inputs: StatusInputs, key: &AttachedRouteKey) -> Option<Sta
     }
     let controller = &mesh.installation.features.pilot_gateway_api_controller_name;
     let own = &key.object.namespace;
+    let excess = excess(cx, mesh, key, route);
     // Equal references are neighbours. New entries follow in descending order.
     let references = route
         .parents
@@ -50,7 +51,7 @@ pub(super) fn status(inputs: StatusInputs, key: &AttachedRouteKey) -> Option<Sta
         Some(Entry {
             controller: controller.clone(),
             reference: to_json(&first.reference),
-            conditions: conditions(cx, mesh, key, route, parents),
+            conditions: conditions(cx, mesh, key, route, parents, excess.as_ref()),
         })
     });
     Some(Status {
@@ -64,6 +65,16 @@ pub(super) fn status(inputs: StatusInputs, key: &AttachedRouteKey) -> Option<Sta
     })
 }
 
+/// Returns the mistake of a route that does not apply, because it has too many hosts, listeners or services.
+fn excess(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey, route: &AttachedRoute) -> Option<Mistake> {
+    // Such a route contributes nothing.
+    if !route.contributions.is_empty() {
+        return None;
+    }
+    let message = output_limit::route_refusal(cx, mesh, key.kind, &key.object)?;
+    Some(Mistake::new(output_limit::CODE, message))
+}
+
 /// Returns the conditions for one reference, which may have several parents.
 fn conditions(
     cx: &Cx,
@@ -71,6 +82,7 @@ fn conditions(
     key: &AttachedRouteKey,
     route: &AttachedRoute,
     parents: &[Parent],
+    excess: Option<&Mistake>,
 ) -> Vec<Condition> {
     let bound = parents.iter().filter(|parent| parent.denied.is_none()).count();
     let message = match bound {
@@ -86,7 +98,7 @@ fn conditions(
         &route.gateway_mistake
     };
     let mut conditions = vec![
-        Condition::met(ACCEPTED, ACCEPTED, message).unless(denial(parents)),
+        Condition::met(ACCEPTED, ACCEPTED, message).unless(denial(parents).or_else(|| excess.cloned())),
         Condition::met(RESOLVED_REFS, RESOLVED_REFS, "All references resolved").unless(mistake.clone()),
     ];
     if mesh.installation.features.pilot_enable_ambient {
@@ -160,7 +172,8 @@ fn to_json(reference: &ParentReference) -> Value {
 /// A route, as far as other statuses depend on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attachment {
-    /// Listeners that it is attached to.
+    /// Listeners that it is attached to. A route beyond a limit is attached to none, because listeners count accepted
+    /// routes.
     listeners: BTreeSet<(ListenerOwner, SmolStr)>,
     /// Gateways that it refers to.
     pub(super) gateways: BTreeSet<ObjectKey>,
@@ -180,6 +193,7 @@ impl Attachment {
 pub(super) fn attachment(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<Attachment> {
     let route = mesh.attached_routes.get(cx, key)?;
     let (mut listeners, mut gateways) = (BTreeSet::new(), BTreeSet::new());
+    let applies = excess(cx, mesh, key, route).is_none();
     for parent in &route.parents {
         let Target::Listener { owner, section, .. } = &parent.target else {
             continue;
@@ -187,7 +201,7 @@ pub(super) fn attachment(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -
         if owner.kind == Kind::KubeGateway {
             gateways.insert(owner.object.clone());
         }
-        if parent.denied.is_none() {
+        if applies && parent.denied.is_none() {
             listeners.insert((owner.clone(), section.clone()));
         }
     }

@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod certificates;
+mod limits;
 mod references;
 
 const GROUP: &str = "gateway.networking.k8s.io/v1";
