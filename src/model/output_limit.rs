@@ -223,6 +223,33 @@ pub fn route_refusal(cx: &Cx, mesh: &MeshSnapshot, kind: Kind, route: &ObjectKey
     Some(parents_message(kind, demand, is_large, Limits::of(mesh, kind)))
 }
 
+/// Returns the namespaces whose routes do not apply in a VirtualService with one host that is made from routes of the
+/// Gateway API, with the reasons.
+pub fn refusals(cx: &Cx, mesh: &MeshSnapshot, object: &ObjectKey) -> BTreeMap<Namespace, String> {
+    let kind = Kind::VirtualService;
+    let key = DemandKey {
+        kind,
+        object: object.clone(),
+    };
+    let Some(demand) = mesh.demands.get(cx, &key) else {
+        return BTreeMap::new();
+    };
+    let limits = Limits::of(mesh, kind);
+    if demand.shares.is_empty() {
+        let kept = kept(cx, mesh, kind, object);
+        let refused = kept.map(|kept| matches_message(demand.declared, kept == demand.kept, limits));
+        let refused = refused.map(|reason| (object.namespace.clone(), reason));
+        return refused.into_iter().collect();
+    }
+    let refused = refused_namespaces(cx, mesh, object).into_iter();
+    let with_reason = |namespace: Namespace| {
+        let share = demand.shares.get(&namespace).copied().unwrap_or_default();
+        let is_large = share > limits.object.max(SMALL);
+        (namespace, matches_message(share, is_large, limits))
+    };
+    refused.map(with_reason).collect()
+}
+
 /// Returns true for routes of the Gateway API. Their hosts, for each listener and service, count like routes.
 fn is_route(kind: Kind) -> bool {
     matches!(
@@ -346,6 +373,20 @@ fn parents_message(kind: Kind, demand: &Demand, is_large: bool, limits: Limits) 
         )
     };
     format!("{reason}; the route does not apply (hint: use fewer {fewer}, or raise the limit)")
+}
+
+fn matches_message(matches: u64, is_large: bool, limits: Limits) -> String {
+    if is_large {
+        let limit = limits.object;
+        return format!(
+            "{matches} matches of the namespace's routes exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_OBJECT)"
+        );
+    }
+    let limit = limits.namespace;
+    format!(
+        "{matches} matches of the namespace's routes and those of older objects of the namespace exceed the limit of \
+         {limit} (PILOT_MAX_ROUTES_PER_NAMESPACE)"
+    )
 }
 
 #[cfg(test)]

@@ -78,13 +78,8 @@ fn merged(sources: &[Source<'_>]) -> Requests {
 impl MeshSnapshot {
     /// Returns the VirtualService with a key that is made from routes.
     pub fn converted_virtual_service(&self, cx: &Cx, object: &ObjectKey) -> Option<&Shared<Converted>> {
-        let own = ConvertedName {
-            namespace: object.namespace.clone(),
-            name: object.name.clone(),
-        };
-        let found = [merged_name(object), own].into_iter();
-        let mut found = found.filter_map(|name| self.converted_virtual_services.get(cx, &name));
-        found.find(|converted| converted.object.meta.key == *object)
+        let (_, converted) = converted(cx, self, object)?;
+        Some(converted)
     }
 
     /// Returns what the routes of each namespace count in a VirtualService made from routes of several namespaces;
@@ -111,6 +106,29 @@ impl MeshSnapshot {
         sources.retain(|(_, route, _)| !refused.contains(route.meta.namespace()));
         merged(&sources)
     }
+}
+
+/// Returns the name by which routes contribute to the VirtualService with a key; `None` if it is not made from routes.
+pub(super) fn converted_name(cx: &Cx, mesh: &MeshSnapshot, object: &ObjectKey) -> Option<ConvertedName> {
+    let (name, _) = converted(cx, mesh, object)?;
+    Some(name)
+}
+
+/// Returns the VirtualService with a key that is made from routes, with the name by which they contribute to it.
+fn converted<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    object: &ObjectKey,
+) -> Option<(ConvertedName, &'a Shared<Converted>)> {
+    let own = ConvertedName {
+        namespace: object.namespace.clone(),
+        name: object.name.clone(),
+    };
+    let mut found = [merged_name(object), own].into_iter().filter_map(|name| {
+        let converted = mesh.converted_virtual_services.get(cx, &name)?;
+        Some((name, converted))
+    });
+    found.find(|(_, converted)| converted.object.meta.key == *object)
 }
 
 /// Returns the name of a VirtualService that routes of several namespaces may be merged into.

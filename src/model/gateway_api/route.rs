@@ -70,6 +70,8 @@ pub struct Contribution {
     pub host: String,
     /// The Gateway, or `mesh`.
     pub gateway: SmolStr,
+    /// The position of the parent in [`AttachedRoute::parents`].
+    pub parent: usize,
     /// The rules.
     pub rules: Rules,
 }
@@ -252,7 +254,10 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &DemandKey) -> Option<Demand> {
             served.count()
         }
     };
-    let hosts: usize = attached_parents(&parents).into_iter().map(hosts).sum();
+    let hosts: usize = attached_parents(&parents)
+        .into_iter()
+        .map(|(_, parent)| hosts(parent))
+        .sum();
     let declared = (hosts * copies) as u64;
     let applies = declared <= Limits::of(mesh, kind).object;
     (declared > SMALL).then(|| Demand {
@@ -403,13 +408,14 @@ impl Conversion<'_> {
         contribute: impl Fn(&Parent, &[T]) -> Vec<(String, Rules)>,
     ) -> AttachedRoute {
         let mut contributions = Vec::new();
-        for parent in both.contributed() {
+        for (position, parent) in both.contributed() {
             let (rules, _) = both.side_of(parent);
             for (host, rules) in contribute(parent, rules) {
                 contributions.push(Contribution {
                     name: self.own_name(&rules, contributions.len()),
                     host,
                     gateway: parent.target.gateway().into(),
+                    parent: position,
                     rules,
                 });
             }
@@ -453,7 +459,7 @@ impl Conversion<'_> {
         let for_mesh = ordered(std::mem::take(&mut both.mesh.0), asks_picker);
         let for_gateways = ordered(std::mem::take(&mut both.gateway.0), asks_picker);
         let mut contributions = Vec::new();
-        for parent in both.contributed() {
+        for (position, parent) in both.contributed() {
             let (scope, rules, hosts) = match &parent.target {
                 Target::Service { hosts, .. } => {
                     let port = parent.reference.port;
@@ -478,6 +484,7 @@ impl Conversion<'_> {
                     },
                     host: host.clone(),
                     gateway: parent.target.gateway().into(),
+                    parent: position,
                     rules: Rules::Http(rules.clone()),
                 });
             }
@@ -487,8 +494,8 @@ impl Conversion<'_> {
 }
 
 impl<T> BothSides<T> {
-    /// Returns the parents that the route contributes to, in order of their Gateways.
-    fn contributed(&self) -> Vec<&Parent> {
+    /// Returns the parents that the route contributes to, with their positions, in order of their Gateways.
+    fn contributed(&self) -> Vec<(usize, &Parent)> {
         if self.contributes {
             attached_parents(&self.parents)
         } else {
@@ -505,10 +512,11 @@ impl<T> BothSides<T> {
     }
 }
 
-/// Returns the parents that a route attaches to, in order of their Gateways.
-fn attached_parents(parents: &[Parent]) -> Vec<&Parent> {
-    let mut attached: Vec<_> = parents.iter().filter(|parent| parent.denied.is_none()).collect();
-    attached.sort_by(|a, b| a.target.gateway().cmp(b.target.gateway()));
+/// Returns the parents that a route attaches to, with their positions, in order of their Gateways.
+fn attached_parents(parents: &[Parent]) -> Vec<(usize, &Parent)> {
+    let parents = parents.iter().enumerate();
+    let mut attached: Vec<_> = parents.filter(|(_, parent)| parent.denied.is_none()).collect();
+    attached.sort_by(|(_, a), (_, b)| a.target.gateway().cmp(b.target.gateway()));
     attached
 }
 

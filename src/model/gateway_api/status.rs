@@ -15,6 +15,7 @@ mod pool;
 mod revisions;
 mod route;
 mod statuses;
+mod surplus;
 #[cfg(test)]
 mod tests;
 

@@ -5,13 +5,15 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Content, Entries, Entry, GatewayStatus, List, MESH_CONTROLLER, RESOLVED_REFS, Status, condition,
-    gateway::INSECURE_VALIDATION,
+    Condition, Content, Entries, Entry, GatewayStatus, List, MESH_CONTROLLER, RESOLVED_REFS, Status, condition,
+    gateway::INSECURE_VALIDATION, route::PARTIALLY_INVALID,
 };
 use crate::{api::gateway_api::common::GROUP, base::Namespace};
 
 /// Conditions of Gateways that only some settings lead to.
-const OPTIONAL: [&str; 2] = [RESOLVED_REFS, INSECURE_VALIDATION];
+const OF_GATEWAYS: [&str; 2] = [RESOLVED_REFS, INSECURE_VALIDATION];
+/// Conditions of entries that hold rarely, and are absent otherwise.
+const OF_ENTRIES: [&str; 1] = [PARTIALLY_INVALID];
 /// Entries that the API's schemas allow in a policy.
 const MAX_ANCESTORS: usize = 16;
 /// Entries that the API's schemas allow in a route or InferencePool.
@@ -80,12 +82,7 @@ impl Status {
                 "conditions": conditions(&listener.conditions, existing, self.generation, now),
             })
         });
-        let mut present = existing["conditions"].clone();
-        if let Some(present) = present.as_array_mut() {
-            let has = |kind: &Value| own.conditions.iter().any(|condition| *kind == condition.kind);
-            present
-                .retain(|condition| !OPTIONAL.iter().any(|kind| condition["type"] == *kind) || has(&condition["type"]));
-        }
+        let present = without_ended(&existing["conditions"], &OF_GATEWAYS, &own.conditions);
         let mut status = json!({
             "conditions": conditions(&own.conditions, &present, self.generation, now),
             "listeners": listeners.collect::<Vec<_>>(),
@@ -114,8 +111,9 @@ impl Status {
             List::Ancestors => ("ancestors", "ancestorRef", MAX_ANCESTORS),
         };
         let entry = |own: &Entry, existing: &Value| {
+            let present = without_ended(&existing["conditions"], &OF_ENTRIES, &own.conditions);
             let mut entry = json!({
-                "conditions": condition::merged(&own.conditions, &existing["conditions"], self.generation, now),
+                "conditions": condition::merged(&own.conditions, &present, self.generation, now),
             });
             entry[reference] = own.reference.clone();
             if !own.controller.is_empty() {
@@ -159,6 +157,16 @@ impl Entries {
     }
 }
 
+/// Returns existing conditions without those of optional types that hold no longer.
+fn without_ended(existing: &Value, optional: &[&str], own: &[Condition]) -> Value {
+    let mut present = existing.clone();
+    if let Some(present) = present.as_array_mut() {
+        let has = |kind: &Value| own.iter().any(|condition| *kind == condition.kind);
+        present.retain(|condition| !optional.iter().any(|kind| condition["type"] == *kind) || has(&condition["type"]));
+    }
+    present
+}
+
 /// Returns the names of listeners.
 fn names(listeners: &Value) -> BTreeSet<&str> {
     let listeners = listeners.as_array().into_iter().flatten();
@@ -166,7 +174,7 @@ fn names(listeners: &Value) -> BTreeSet<&str> {
 }
 
 /// Merges conditions.
-type Merge = fn(&[super::Condition], &Value, i64, &str) -> Vec<Value>;
+type Merge = fn(&[Condition], &Value, i64, &str) -> Vec<Value>;
 
 /// Returns a text that is equal for references to the same object and section, however they are written.
 fn identity(reference: &Value, namespace: &Namespace) -> String {

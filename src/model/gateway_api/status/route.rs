@@ -1,12 +1,14 @@
 //! Statuses of routes, and what other statuses need to know of routes.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use serde_json::{Map, Value};
 use smol_str::SmolStr;
 
 use super::{
-    ACCEPTED, Condition, Content, Entries, Entry, List, RESOLVED_REFS, Status, is_own, statuses::StatusInputs,
+    ACCEPTED, Condition, Content, Entries, Entry, List, RESOLVED_REFS, Status, is_own,
+    statuses::StatusInputs,
+    surplus::{Refused, Surpluses},
 };
 use crate::{
     api::{
@@ -28,12 +30,17 @@ use crate::{
     table::Cx,
 };
 
+/// Type of the condition that only some rules apply. The API's prefix of its message is `Dropped Rule`.
+pub(super) const PARTIALLY_INVALID: &str = "PartiallyInvalid";
 const RESOLVED_WAYPOINTS: &str = "ResolvedWaypoints";
 
 /// Returns the status of a route; `None` if it is another revision's.
 pub(super) fn status(inputs: StatusInputs, key: &AttachedRouteKey) -> Option<Status> {
     let StatusInputs {
-        cx, mesh, revisions, ..
+        cx,
+        mesh,
+        revisions,
+        attached,
     } = inputs;
     let route = mesh.attached_routes.get(cx, key)?;
     if !is_own(cx, mesh, revisions, &route.meta) {
@@ -41,17 +48,14 @@ pub(super) fn status(inputs: StatusInputs, key: &AttachedRouteKey) -> Option<Sta
     }
     let controller = &mesh.installation.features.pilot_gateway_api_controller_name;
     let own = &key.object.namespace;
-    let excess = excess(cx, mesh, key, route);
-    // Equal references are neighbours. New entries follow in descending order.
-    let references = route
-        .parents
-        .chunk_by(|a, b| sort_text(&a.reference, own) == sort_text(&b.reference, own));
-    let entries = references.rev().filter_map(|parents| {
-        let first = parents.first()?;
+    let refused = Refused::of(cx, mesh, attached.surpluses, key, route);
+    // New entries follow in descending order.
+    let entries = references(route, own).into_iter().rev().filter_map(|positions| {
+        let first = route.parents.get(positions.start)?;
         Some(Entry {
             controller: controller.clone(),
             reference: to_json(&first.reference),
-            conditions: conditions(cx, mesh, key, route, parents, excess.as_ref()),
+            conditions: conditions(cx, mesh, key, route, positions, &refused),
         })
     });
     Some(Status {
@@ -65,14 +69,16 @@ pub(super) fn status(inputs: StatusInputs, key: &AttachedRouteKey) -> Option<Sta
     })
 }
 
-/// Returns the mistake of a route that does not apply, because it has too many hosts, listeners or services.
-fn excess(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey, route: &AttachedRoute) -> Option<Mistake> {
-    // Such a route contributes nothing.
-    if !route.contributions.is_empty() {
-        return None;
-    }
-    let message = output_limit::route_refusal(cx, mesh, key.kind, &key.object)?;
-    Some(Mistake::new(output_limit::CODE, message))
+/// Returns the positions of the parents of each reference. Equal references are neighbours.
+fn references(route: &AttachedRoute, own: &Namespace) -> Vec<Range<usize>> {
+    let is_equal = |a: &Parent, b: &Parent| sort_text(&a.reference, own) == sort_text(&b.reference, own);
+    let mut start = 0;
+    let chunks = route.parents.chunk_by(is_equal);
+    let positions = chunks.map(|parents| {
+        let end = start + parents.len();
+        std::mem::replace(&mut start, end)..end
+    });
+    positions.collect()
 }
 
 /// Returns the conditions for one reference, which may have several parents.
@@ -81,9 +87,10 @@ fn conditions(
     mesh: &MeshSnapshot,
     key: &AttachedRouteKey,
     route: &AttachedRoute,
-    parents: &[Parent],
-    excess: Option<&Mistake>,
+    positions: Range<usize>,
+    refused: &Refused,
 ) -> Vec<Condition> {
+    let parents = &route.parents[positions.clone()];
     let bound = parents.iter().filter(|parent| parent.denied.is_none()).count();
     let message = match bound {
         0 | 1 => "Route was valid".to_owned(),
@@ -97,10 +104,15 @@ fn conditions(
     } else {
         &route.gateway_mistake
     };
+    let denied = denial(parents).or_else(|| refused.all(positions.clone()));
+    let dropped = refused.some(positions).filter(|_| denied.is_none());
     let mut conditions = vec![
-        Condition::met(ACCEPTED, ACCEPTED, message).unless(denial(parents).or_else(|| excess.cloned())),
+        Condition::met(ACCEPTED, ACCEPTED, message).unless(denied),
         Condition::met(RESOLVED_REFS, RESOLVED_REFS, "All references resolved").unless(mistake.clone()),
     ];
+    if let Some(dropped) = dropped {
+        conditions.push(Condition::met(PARTIALLY_INVALID, output_limit::CODE, dropped));
+    }
     if mesh.installation.features.pilot_enable_ambient {
         let mistake = parents.first().filter(|_| is_mesh);
         let mistake = mistake.and_then(|parent| waypoint_mistake(cx, mesh, &key.object, &parent.reference));
@@ -172,8 +184,8 @@ fn to_json(reference: &ParentReference) -> Value {
 /// A route, as far as other statuses depend on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attachment {
-    /// Listeners that it is attached to. A route beyond a limit is attached to none, because listeners count accepted
-    /// routes.
+    /// Listeners that it is attached to. Those for which no rule applies because of a limit are left out: listeners
+    /// count accepted routes.
     listeners: BTreeSet<(ListenerOwner, SmolStr)>,
     /// Gateways that it refers to.
     pub(super) gateways: BTreeSet<ObjectKey>,
@@ -190,19 +202,27 @@ impl Attachment {
 }
 
 /// Derives what other statuses need to know of a route.
-pub(super) fn attachment(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey) -> Option<Attachment> {
+pub(super) fn attachment(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    surpluses: &Surpluses,
+    key: &AttachedRouteKey,
+) -> Option<Attachment> {
     let route = mesh.attached_routes.get(cx, key)?;
     let (mut listeners, mut gateways) = (BTreeSet::new(), BTreeSet::new());
-    let applies = excess(cx, mesh, key, route).is_none();
-    for parent in &route.parents {
-        let Target::Listener { owner, section, .. } = &parent.target else {
-            continue;
-        };
-        if owner.kind == Kind::KubeGateway {
-            gateways.insert(owner.object.clone());
-        }
-        if applies && parent.denied.is_none() {
-            listeners.insert((owner.clone(), section.clone()));
+    let refused = Refused::of(cx, mesh, surpluses, key, route);
+    for positions in references(route, &key.object.namespace) {
+        let is_accepted = refused.all(positions.clone()).is_none();
+        for parent in &route.parents[positions] {
+            let Target::Listener { owner, section, .. } = &parent.target else {
+                continue;
+            };
+            if owner.kind == Kind::KubeGateway {
+                gateways.insert(owner.object.clone());
+            }
+            if is_accepted && parent.denied.is_none() {
+                listeners.insert((owner.clone(), section.clone()));
+            }
         }
     }
     Some(Attachment {

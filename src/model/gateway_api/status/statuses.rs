@@ -13,6 +13,7 @@ use super::{
     gateway::{self, AttachedSet},
     policy, pool,
     route::{self, Attachment},
+    surplus::{self, Surplus, Surpluses},
 };
 use crate::{
     api::Kind,
@@ -20,6 +21,7 @@ use crate::{
     model::{
         MeshSnapshot,
         gateway_api::{listener::ListenerOwner, policy::TargetKey, route::AttachedRouteKey},
+        output_limit::DemandKey,
     },
     table::{Cx, Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction},
 };
@@ -49,6 +51,8 @@ mod relation {
     pub(super) const SETS_BY_GATEWAY: RelationId = RelationId(5004);
     pub(super) const WRITTEN: RelationId = RelationId(5005);
     pub(super) const STATUSES: RelationId = RelationId(5006);
+    pub(super) const SURPLUSES: RelationId = RelationId(5007);
+    pub(super) const SURPLUSES_BY_ROUTE: RelationId = RelationId(5008);
 }
 
 /// The present status of an object, if other statuses depend on it; `None` if the object is gone.
@@ -58,6 +62,8 @@ pub type Written = (StatusKey, Option<Value>);
 pub struct Statuses {
     mesh: Option<Arc<MeshSnapshot>>,
     revisions: Revisions,
+    surpluses: Derived<ObjectKey, Surplus>,
+    surpluses_by_route: IndexWriter<AttachedRouteKey, ObjectKey, Surplus>,
     attachments: Derived<AttachedRouteKey, Attachment>,
     by_owner: IndexWriter<ListenerOwner, AttachedRouteKey, Attachment>,
     by_target: IndexWriter<TargetKey, AttachedRouteKey, Attachment>,
@@ -74,6 +80,8 @@ impl Statuses {
         Self {
             mesh: None,
             revisions,
+            surpluses: Derived::new(relation::SURPLUSES),
+            surpluses_by_route: IndexWriter::new(relation::SURPLUSES_BY_ROUTE, surplus::routes),
             attachments: Derived::new(relation::ATTACHMENTS),
             by_owner: IndexWriter::new(relation::BY_OWNER, route::owners),
             by_target: IndexWriter::new(relation::BY_TARGET, route::targets),
@@ -141,14 +149,22 @@ impl Statuses {
             kind: key.kind,
             object: key.object.clone(),
         }));
+        let demands = differences(&mesh.demands, before.map(|before| &before.demands)).into_iter();
+        let demands = demands.filter(|key| key.kind == Kind::VirtualService);
+        let limited: Vec<ObjectKey> = demands.map(|key| key.object).collect();
+        self.surpluses
+            .update(&mut tx, &limited, |cx, key| surplus::surplus(cx, mesh, key));
+        self.surpluses_by_route.update(&mut tx, self.surpluses.writer());
+        let surpluses = self.surpluses_by_route.index();
         self.attachments
-            .update(&mut tx, &routes, |cx, key| route::attachment(cx, mesh, key));
+            .update(&mut tx, &routes, |cx, key| route::attachment(cx, mesh, surpluses, key));
         self.by_owner.update(&mut tx, self.attachments.writer());
         self.by_target.update(&mut tx, self.attachments.writer());
         self.sets
             .update(&mut tx, &sets, |cx, key| gateway::attached_set(cx, mesh, key));
         self.sets_by_gateway.update(&mut tx, self.sets.writer());
         let attached = Attached {
+            surpluses,
             by_owner: self.by_owner.index(),
             by_target: self.by_target.index(),
             sets_by_gateway: self.sets_by_gateway.index(),
@@ -177,6 +193,9 @@ impl Statuses {
         for key in sets.iter().filter(|key| mesh.listener_sets.get(&cx, key).is_none()) {
             self.sets.forget(&mut tx, key);
         }
+        for key in limited.iter().filter(|key| !has_demand(mesh, key)) {
+            self.surpluses.forget(&mut tx, key);
+        }
         changed
     }
 }
@@ -187,6 +206,15 @@ fn differences<K: Key, V: PartialEq>(now: &Table<K, V>, before: Option<&Table<K,
         Some(before) => now.differences(before).cloned().collect(),
         None => now.keys(&Cx::untracked()).cloned().collect(),
     }
+}
+
+/// Returns true if a VirtualService is large enough to count.
+fn has_demand(mesh: &MeshSnapshot, object: &ObjectKey) -> bool {
+    let key = DemandKey {
+        kind: Kind::VirtualService,
+        object: object.clone(),
+    };
+    mesh.demands.get(&Cx::untracked(), &key).is_some()
 }
 
 /// Returns true if an object exists.
@@ -233,8 +261,10 @@ pub(super) struct StatusInputs<'a> {
     pub(super) attached: &'a Attached<'a>,
 }
 
-/// Facts of other objects that statuses of Gateways, policies and pools depend on.
+/// Facts of other objects that statuses depend on.
 pub(super) struct Attached<'a> {
+    /// Rules of routes that do not apply because of limits.
+    pub(super) surpluses: &'a Surpluses,
     by_owner: &'a Index<ListenerOwner, AttachedRouteKey, Attachment>,
     by_target: &'a Index<TargetKey, AttachedRouteKey, Attachment>,
     sets_by_gateway: &'a Index<ObjectKey, ObjectKey, AttachedSet>,

@@ -119,3 +119,88 @@ fn r21_rules_for_connections_count_for_each_host() {
          or raise the limit)"
     );
 }
+
+/// Returns an HTTPRoute, created at a second of one minute, with a number of matches for some hosts.
+fn route_with_matches(name: &str, second: u8, hosts: &[&str], matches: usize) -> Value {
+    let (namespace, short) = name.split_once('/').expect("namespace/name");
+    let matched = |number: usize| json!({"path": {"type": "Exact", "value": format!("/{short}/{number}")}});
+    let matches: Vec<Value> = (0..matches).map(matched).collect();
+    let rule = json!({"matches": matches, "backendRefs": [{"name": "web", "port": 80}]});
+    let spec = json!({"parentRefs": [{"name": "x", "namespace": "gw"}], "hostnames": hosts, "rules": [rule]});
+    let mut route = object("HTTPRoute", namespace, &spec);
+    route["metadata"]["name"] = short.into();
+    route["metadata"]["creationTimestamp"] = format!("2026-01-01T00:00:{second:02}Z").into();
+    route
+}
+
+/// Routes of several namespaces are merged for a host, where those of each namespace have a limit.
+#[test]
+fn r21_a_route_beyond_the_limit_of_a_host_is_not_accepted_or_partially_invalid() {
+    let mut world = limited();
+    let mut statuses = Statuses::new(Revisions::default());
+    let routes = [
+        route_with_matches("a/first", 1, &["shop.test"], 30),
+        route_with_matches("b/one", 2, &["shop.test", "b.test"], 60),
+        route_with_matches("b/two", 3, &["shop.test"], 60),
+    ];
+    put(&mut world, &[wide_gateway("HTTP", 1), service("a"), service("b")]);
+    let mesh = put(&mut world, &routes);
+    statuses.update(&mesh, Vec::new());
+    let written = |statuses: &Statuses, name: &str, existing: &Value| {
+        let (namespace, short) = name.split_once('/').expect("namespace/name");
+        let object = ObjectKey::new(&cluster(), namespace, short);
+        let kind = Kind::HttpRoute;
+        let status = statuses.get(&StatusKey { kind, object }).expect("a status");
+        status.merged(existing, &Namespace::new(namespace), "now")
+    };
+    let conditions = |status: &Value| status["parents"][0]["conditions"].clone();
+    let message = |conditions: &Value, position: usize| conditions[position]["message"].as_str().map(str::to_owned);
+    let valid = ["Accepted True Accepted", "ResolvedRefs True ResolvedRefs"];
+    assert_eq!(
+        reasons(&conditions(&written(&statuses, "a/first", &Value::Null))),
+        valid
+    );
+    let two = conditions(&written(&statuses, "b/two", &Value::Null));
+    assert_eq!(
+        reasons(&two),
+        ["Accepted False OutputLimitExceeded", "ResolvedRefs True ResolvedRefs"]
+    );
+    let hint = "(hint: use fewer matches or smaller rules, or raise the limit)";
+    let of_shop = "host \"shop.test\": 120 matches of the namespace's routes exceed the limit of 100 \
+                   (PILOT_MAX_ROUTES_PER_OBJECT)";
+    let expected = format!("No rule applies: {of_shop} {hint}");
+    assert_eq!(message(&two, 0), Some(expected));
+    let dropped = written(&statuses, "b/one", &Value::Null);
+    let one = conditions(&dropped);
+    assert_eq!(
+        reasons(&one),
+        [valid[0], "PartiallyInvalid True OutputLimitExceeded", valid[1]]
+    );
+    let expected = format!("Dropped Rules for some hosts: {of_shop} {hint}");
+    assert_eq!(message(&one, 1), Some(expected));
+    assert_eq!(attached_routes(&statuses), 2);
+
+    // Without the other route of the namespace, all rules apply. No other status changes.
+    let key = |name: &str| StatusKey {
+        kind: Kind::HttpRoute,
+        object: ObjectKey::new(&cluster(), "b", name),
+    };
+    let removed = world.commit(vec![Change::Remove(Kind::HttpRoute, key("two").object)]);
+    assert_eq!(statuses.update(&removed.snapshot, Vec::new()), [key("one"), key("two")]);
+    assert_eq!(reasons(&conditions(&written(&statuses, "b/one", &dropped))), valid);
+
+    // An older object uses up the limit of the namespace.
+    let mesh = put(&mut world, &[route_with_matches("b/older", 0, &["older.test"], 100)]);
+    statuses.update(&mesh, Vec::new());
+    let one = conditions(&written(&statuses, "b/one", &Value::Null));
+    let reason = "60 matches of the namespace's routes and those of older objects of the namespace exceed the limit of \
+                  150 (PILOT_MAX_ROUTES_PER_NAMESPACE)";
+    let expected = format!("No rule applies: host \"b.test\": {reason}; host \"shop.test\": {reason} {hint}");
+    assert_eq!(message(&one, 0), Some(expected));
+    assert_eq!(reasons(&one)[0], "Accepted False OutputLimitExceeded");
+    assert_eq!(
+        reasons(&conditions(&written(&statuses, "b/older", &Value::Null))),
+        valid
+    );
+    assert_eq!(attached_routes(&statuses), 2);
+}
