@@ -14,6 +14,7 @@ pub mod field;
 pub mod folder;
 pub mod gateway_api;
 pub mod hidden_gateway;
+pub mod invalid_route;
 pub mod istio;
 pub mod kind;
 pub(crate) mod kinds;

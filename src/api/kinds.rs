@@ -289,6 +289,12 @@ macro_rules! with_kinds {
                 resource: "mesh.istio.io" ["v1alpha1"] "trustanchors" Cluster,
                 names: "TrustAnchors" "trust-anchors"
             }
+            /// A route of the Gateway API with errors, for its status.
+            InvalidRoute: invalid_route::InvalidRoute {
+                table: invalid_routes, class: Internal, parser: internal(),
+                resource: "mesh.istio.io" ["v1alpha1"] "invalidroutes" Namespaced,
+                names: "InvalidRoute" "invalid-route"
+            }
         }
     };
 }

@@ -7,8 +7,8 @@ use crate::base::{ObjectKey, Shared};
 pub mod types {
     use crate::{
         api::{
-            Config, access_review, fetched_keys, gateway_api, hidden_gateway, kinds::with_kinds, kube, mcs,
-            resolved_host, trust_anchors,
+            Config, access_review, fetched_keys, gateway_api, hidden_gateway, invalid_route, kinds::with_kinds, kube,
+            mcs, resolved_host, trust_anchors,
         },
         proto::istio::{
             extensions::v1alpha1 as extensions, mesh::v1alpha1 as mesh, networking::v1alpha3 as networking,

@@ -32,8 +32,8 @@ use super::{
     source::{Readiness, Source},
 };
 use crate::{
-    api::{Kind, document::parse_object, label::REVISION},
-    base::{ClusterId, ObjectKey, SmolStr, Version},
+    api::{Kind, document::parse_object, invalid_route::InvalidRoute, label::REVISION},
+    base::{ClusterId, ObjectKey, Shared, SmolStr, Version},
     kube::{
         Object,
         health::WatchHealth,
@@ -500,6 +500,11 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
     }
     let parsed = defect::parsed(kind, &key, || parse_object(cluster, kind, &value));
     let (row, findings) = (parsed.rows.into_iter().next(), parsed.diagnostics);
+    let invalid = if row.is_none() {
+        InvalidRoute::of(kind, cluster, &value, &findings).map(Shared::new)
+    } else {
+        None
+    };
     let findings = if kind == Kind::MeshConfig {
         // The config cluster has one of the same name.
         let place = SmolStr::from(format!("cluster {cluster}, ConfigMap {key}, key mesh"));
@@ -512,6 +517,7 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
         key,
         revision,
         row,
+        invalid,
         findings,
         version,
     }

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    api::{Diagnostic, Kind, Row, hidden_gateway::HiddenGateway},
-    base::{ClusterId, Namespace, ObjectKey, SmolStr, select::LabelSelector},
+    api::{Diagnostic, Kind, Row, hidden_gateway::HiddenGateway, invalid_route::InvalidRoute},
+    base::{ClusterId, Namespace, ObjectKey, Shared, SmolStr, select::LabelSelector},
     model::change::{Change, SourceId},
 };
 
@@ -23,6 +23,8 @@ pub struct WatchedObject {
     pub revision: Option<SmolStr>,
     /// The parsed object; none if it is invalid, and then the last valid row stays.
     pub row: Option<Row>,
+    /// The object as an invalid route, if it is one.
+    pub invalid: Option<Shared<InvalidRoute>>,
     /// Its diagnostics.
     pub findings: Vec<Diagnostic>,
     /// Its resource version as a number; 0 if it is none.
@@ -72,6 +74,7 @@ pub struct DiscoveryFilter {
 struct KnownObject {
     revision: Option<SmolStr>,
     row: Option<Row>,
+    invalid: Option<Shared<InvalidRoute>>,
     findings: Vec<Diagnostic>,
     is_visible: bool,
 }
@@ -85,6 +88,12 @@ impl KnownObject {
     fn hidden_gateway(&self) -> Option<Row> {
         let hidden = self.row.as_ref().filter(|_| !self.is_visible)?;
         hidden.hidden_gateway()
+    }
+
+    /// Returns the row of a visible route with errors.
+    fn invalid_route(&self) -> Option<Row> {
+        let invalid = self.invalid.clone().filter(|_| self.is_visible);
+        invalid.map(Row::InvalidRoute)
     }
 
     fn active_diagnostics(&self) -> BTreeSet<Diagnostic> {
@@ -114,6 +123,7 @@ impl DiscoveryFilter {
         let mut after = KnownObject {
             revision: item.revision,
             row: item.row,
+            invalid: item.invalid,
             findings: item.findings,
             is_visible: counts,
         };
@@ -176,7 +186,13 @@ impl DiscoveryFilter {
     /// Returns all visible objects, as replacements of whole kinds, and their active diagnostics.
     pub fn everything(&self, kinds: impl IntoIterator<Item = Kind>) -> FilterOutput {
         let mut output = FilterOutput::default();
+        let source = |kind| SourceId {
+            cluster: self.cluster.clone(),
+            kind,
+        };
+        let mut has_routes = false;
         for kind in kinds {
+            has_routes |= InvalidRoute::may_be(kind);
             let objects = self.objects.get(&kind).into_iter().flatten();
             let (mut rows, mut hidden) = (Vec::new(), Vec::new());
             for (key, held) in objects {
@@ -187,16 +203,19 @@ impl DiscoveryFilter {
                     output.findings.push((kind, key.clone(), standing));
                 }
             }
-            let source = |kind| SourceId {
-                cluster: self.cluster.clone(),
-                kind,
-            };
             output.changes.push(Change::Replace(source(kind), rows));
             if kind == Kind::KubeGateway {
                 output
                     .changes
                     .push(Change::Replace(source(HiddenGateway::KIND), hidden));
             }
+        }
+        if has_routes {
+            // Those of several kinds are rows of one.
+            let routes = self.objects.iter().filter(|(kind, _)| InvalidRoute::may_be(**kind));
+            let objects = routes.flat_map(|(_, objects)| objects.values());
+            let rows = objects.filter_map(KnownObject::invalid_route).collect();
+            output.changes.push(Change::Replace(source(InvalidRoute::KIND), rows));
         }
         output
     }
@@ -274,9 +293,10 @@ impl DiscoveryFilter {
         let Some(held) = held.filter(|_| counts != before) else {
             return;
         };
-        let hidden = held.hidden_gateway();
+        let (hidden, invalid) = (held.hidden_gateway(), held.invalid_route());
         held.is_visible = counts;
-        record_hidden(key, hidden, held.hidden_gateway(), output);
+        record_internal(hidden, held.hidden_gateway(), output);
+        record_internal(invalid, held.invalid_route(), output);
         let change = match (counts, &held.row) {
             (true, Some(row)) => Some(Change::Upsert(row.clone())),
             (false, Some(_)) => Some(Change::Remove(kind, key.clone())),
@@ -298,7 +318,9 @@ fn record_difference(
     output: &mut FilterOutput,
 ) {
     let hidden = |held: Option<&KnownObject>| held.and_then(KnownObject::hidden_gateway);
-    record_hidden(key, hidden(before), hidden(after), output);
+    record_internal(hidden(before), hidden(after), output);
+    let invalid = |held: Option<&KnownObject>| held.and_then(KnownObject::invalid_route);
+    record_internal(invalid(before), invalid(after), output);
     let visible_before = before.and_then(KnownObject::visible);
     match after.and_then(KnownObject::visible) {
         Some(row) if visible_before != Some(row) => output.changes.push(Change::Upsert(row.clone())),
@@ -312,12 +334,12 @@ fn record_difference(
     }
 }
 
-/// Records the difference between two states of a Gateway that counts only as a gateway to another network.
-fn record_hidden(key: &ObjectKey, before: Option<Row>, after: Option<Row>, output: &mut FilterOutput) {
+/// Records the difference between two states of a row beside that of the object.
+fn record_internal(before: Option<Row>, after: Option<Row>, output: &mut FilterOutput) {
     let change = match (before, after) {
         (Some(before), Some(after)) if before == after => None,
         (_, Some(after)) => Some(Change::Upsert(after)),
-        (Some(_), None) => Some(Change::Remove(HiddenGateway::KIND, key.clone())),
+        (Some(before), None) => Some(Change::Remove(before.kind(), before.key().clone())),
         (None, None) => None,
     };
     output.changes.extend(change);

@@ -15,6 +15,7 @@ fn item(kind: Kind, value: &Value) -> WatchedObject {
         kind,
         key: ObjectKey::new(&cluster(), text("namespace"), text("name")),
         revision: value["metadata"]["labels"]["istio.io/rev"].as_str().map(SmolStr::new),
+        invalid: InvalidRoute::of(kind, &cluster(), value, &parsed.diagnostics).map(Shared::new),
         row: parsed.rows.into_iter().next(),
         findings: parsed.diagnostics,
         version: 0,
@@ -215,6 +216,54 @@ fn gateways_to_networks_count_in_all_namespaces() {
     let mut output = FilterOutput::default();
     filter.delete(Kind::KubeGateway, &to_network.key, &mut output);
     assert_eq!(kinds(&filter, &output), [Kind::Namespace]);
+}
+
+#[test]
+fn an_invalid_route_is_passed_on_beside_its_last_valid_form() {
+    let route = |kind: Kind, name: &str, expression: &str| {
+        let path = json!({"path": {"type": "RegularExpression", "value": expression}});
+        let spec = json!({"parentRefs": [{"name": "g"}], "rules": [{"matches": [path]}]});
+        item(
+            kind,
+            &json!({"metadata": {"name": name, "namespace": "a"}, "spec": spec}),
+        )
+    };
+    let mut filter = DiscoveryFilter::new(cluster(), "default".into());
+    let mut known = BTreeMap::new();
+    let mut names = |filter: &DiscoveryFilter, output: &FilterOutput| {
+        follow(&mut known, &output.changes);
+        let mut all = BTreeMap::new();
+        follow(&mut all, &filter.everything([Kind::HttpRoute, Kind::GrpcRoute]).changes);
+        assert_eq!(known, all);
+        let names = known.keys().map(|(kind, key)| format!("{} {key}", kind.name()));
+        names.collect::<Vec<_>>()
+    };
+    let mut output = FilterOutput::default();
+    filter.apply(route(Kind::HttpRoute, "r", "/a.*"), &mut output);
+    filter.apply(route(Kind::HttpRoute, "new", "/a("), &mut output);
+    let grpc = json!({"metadata": {"name": "r", "namespace": "a"}, "spec": {"rules": [{"matches": [
+        {"headers": [{"type": "RegularExpression", "name": "h", "value": "a("}]}]}]}});
+    filter.apply(item(Kind::GrpcRoute, &grpc), &mut output);
+    let (valid, new) = ("HTTPRoute a/r", "InvalidRoute a/http-route~new");
+    let of_grpc = "InvalidRoute a/grpc-route~r";
+    assert_eq!(names(&filter, &output), [valid, of_grpc, new]);
+    let mut output = FilterOutput::default();
+    filter.apply(route(Kind::HttpRoute, "r", "/a("), &mut output);
+    let invalid = "InvalidRoute a/http-route~r";
+    assert_eq!(names(&filter, &output), [valid, of_grpc, new, invalid]);
+    // Rows of a namespace that is not selected do not count.
+    let mut output = FilterOutput::default();
+    let selecting = Filters {
+        selectors: teams(&["red"]),
+        ..Filters::default()
+    };
+    filter.set_filters(selecting, &mut output);
+    assert_eq!(names(&filter, &output), [] as [&str; 0]);
+    let mut output = FilterOutput::default();
+    filter.set_filters(Filters::default(), &mut output);
+    filter.apply(route(Kind::HttpRoute, "r", "/b.*"), &mut output);
+    filter.delete(Kind::HttpRoute, &route(Kind::HttpRoute, "new", "").key, &mut output);
+    assert_eq!(names(&filter, &output), [valid, of_grpc]);
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub(super) mod reason {
     pub(in crate::model::gateway_api) const NOT_ALLOWED: &str = "NotAllowedByListeners";
     /// No host of the route is one of the listener.
     pub(in crate::model::gateway_api) const NO_HOST: &str = "NoMatchingListenerHostname";
+    /// A field of the route has errors.
+    pub(in crate::model::gateway_api) const UNSUPPORTED: &str = "UnsupportedValue";
 }
 
 /// A parent of a route. A reference to a Gateway without a section has one for each listener, and so has one to a

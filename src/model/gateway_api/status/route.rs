@@ -12,16 +12,17 @@ use super::{
 };
 use crate::{
     api::{
-        Kind,
+        Kind, Meta,
         gateway_api::{common::ParentReference, inference, route::BackendReference},
+        invalid_route::InvalidRoute,
     },
-    base::{Namespace, ObjectKey},
+    base::{Namespace, ObjectKey, Shared},
     model::{
         MeshSnapshot,
         gateway_api::{
-            Mistake,
+            Mistake, is_converted,
             listener::ListenerOwner,
-            parent::{Parent, Target, reason, sort_text},
+            parent::{self, Child, Parent, Target, reason, sort_text},
             policy::TargetKey,
             route::{AttachedRoute, AttachedRouteKey},
         },
@@ -42,38 +43,83 @@ pub(super) fn status(inputs: StatusInputs, key: &AttachedRouteKey) -> Option<Sta
         revisions,
         attached,
     } = inputs;
+    if let Some(invalid) = invalid_version(cx, mesh, key) {
+        let is_own = is_converted(mesh, &key.object) && is_own(cx, mesh, revisions, &invalid.meta);
+        return is_own.then(|| invalid_status(cx, mesh, key, invalid));
+    }
     let route = mesh.attached_routes.get(cx, key)?;
     if !is_own(cx, mesh, revisions, &route.meta) {
         return None;
     }
-    let controller = &mesh.installation.features.pilot_gateway_api_controller_name;
-    let own = &key.object.namespace;
     let refused = Refused::of(cx, mesh, attached.surpluses, key, route);
+    let conditions = |positions| conditions(cx, mesh, key, route, positions, &refused);
+    Some(of_parents(mesh, &route.meta, &route.parents, conditions))
+}
+
+/// Returns the present version of a route, if it has errors.
+fn invalid_version<'a>(cx: &Cx, mesh: &'a MeshSnapshot, key: &AttachedRouteKey) -> Option<&'a Shared<InvalidRoute>> {
+    if !InvalidRoute::may_be(key.kind) {
+        return None;
+    }
+    mesh.invalid_routes.get(cx, &InvalidRoute::key(key.kind, &key.object))
+}
+
+/// Returns the status of a route with errors. Its references to backends are not looked up, so there is no condition
+/// about them: one that exists is of the generation that it names.
+fn invalid_status(cx: &Cx, mesh: &MeshSnapshot, key: &AttachedRouteKey, invalid: &InvalidRoute) -> Status {
+    let child = Child {
+        kind: key.kind,
+        meta: &invalid.meta,
+        hostnames: &invalid.hostnames,
+        contributes: false,
+    };
+    let parents = parent::resolve(cx, mesh, &child, &invalid.parent_refs);
+    let message = format!(
+        "{}; the last valid version of the route applies, if there was one",
+        invalid.message
+    );
+    let mistake = Mistake::new(reason::UNSUPPORTED, message);
+    let conditions = |positions: Range<usize>| {
+        let denied = denial(&parents[positions]).unwrap_or_else(|| mistake.clone());
+        vec![Condition::unmet(ACCEPTED, denied)]
+    };
+    of_parents(mesh, &invalid.meta, &parents, conditions)
+}
+
+/// Returns a status with an entry for each reference, which has the conditions for the positions of its parents.
+fn of_parents(
+    mesh: &MeshSnapshot,
+    meta: &Meta,
+    parents: &[Parent],
+    conditions: impl Fn(Range<usize>) -> Vec<Condition>,
+) -> Status {
+    let controller = &mesh.installation.features.pilot_gateway_api_controller_name;
     // New entries follow in descending order.
-    let entries = references(route, own).into_iter().rev().filter_map(|positions| {
-        let first = route.parents.get(positions.start)?;
+    let references = references(parents, meta.namespace()).into_iter().rev();
+    let entries = references.filter_map(|positions| {
+        let first = parents.get(positions.start)?;
         Some(Entry {
             controller: controller.clone(),
             reference: to_json(&first.reference),
-            conditions: conditions(cx, mesh, key, route, positions, &refused),
+            conditions: conditions(positions),
         })
     });
-    Some(Status {
-        generation: route.meta.generation,
+    Status {
+        generation: meta.generation,
         content: Content::Entries(Entries {
             list: List::RouteParents,
             controller: controller.clone(),
             entries: entries.collect(),
             dropped: Vec::new(),
         }),
-    })
+    }
 }
 
 /// Returns the positions of the parents of each reference. Equal references are neighbours.
-fn references(route: &AttachedRoute, own: &Namespace) -> Vec<Range<usize>> {
+fn references(parents: &[Parent], own: &Namespace) -> Vec<Range<usize>> {
     let is_equal = |a: &Parent, b: &Parent| sort_text(&a.reference, own) == sort_text(&b.reference, own);
     let mut start = 0;
-    let chunks = route.parents.chunk_by(is_equal);
+    let chunks = parents.chunk_by(is_equal);
     let positions = chunks.map(|parents| {
         let end = start + parents.len();
         std::mem::replace(&mut start, end)..end
@@ -184,8 +230,8 @@ fn to_json(reference: &ParentReference) -> Value {
 /// A route, as far as other statuses depend on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attachment {
-    /// Listeners that it is attached to. Those for which no rule applies because of a limit are left out: listeners
-    /// count accepted routes.
+    /// Listeners that it is attached to. If the route has errors, or if no rule applies because of a limit, they are
+    /// left out: listeners count accepted routes.
     listeners: BTreeSet<(ListenerOwner, SmolStr)>,
     /// Gateways that it refers to.
     pub(super) gateways: BTreeSet<ObjectKey>,
@@ -210,9 +256,10 @@ pub(super) fn attachment(
 ) -> Option<Attachment> {
     let route = mesh.attached_routes.get(cx, key)?;
     let (mut listeners, mut gateways) = (BTreeSet::new(), BTreeSet::new());
+    let is_valid = invalid_version(cx, mesh, key).is_none();
     let refused = Refused::of(cx, mesh, surpluses, key, route);
-    for positions in references(route, &key.object.namespace) {
-        let is_accepted = refused.all(positions.clone()).is_none();
+    for positions in references(&route.parents, &key.object.namespace) {
+        let is_accepted = is_valid && refused.all(positions.clone()).is_none();
         for parent in &route.parents[positions] {
             let Target::Listener { owner, section, .. } = &parent.target else {
                 continue;

@@ -16,7 +16,7 @@ use super::{
     surplus::{self, Surplus, Surpluses},
 };
 use crate::{
-    api::Kind,
+    api::{Kind, invalid_route::InvalidRoute},
     base::{ObjectKey, Shared},
     model::{
         MeshSnapshot,
@@ -149,6 +149,16 @@ impl Statuses {
             kind: key.kind,
             object: key.object.clone(),
         }));
+        let invalid = differences(&mesh.invalid_routes, before.map(|before| &before.invalid_routes));
+        objects.extend(invalid.iter().filter_map(|key| {
+            let cx = Cx::untracked();
+            let now = mesh.invalid_routes.get(&cx, key);
+            let route = now.or_else(|| before?.invalid_routes.get(&cx, key))?;
+            Some(StatusKey {
+                kind: route.meta.kind,
+                object: route.meta.key.clone(),
+            })
+        }));
         let demands = differences(&mesh.demands, before.map(|before| &before.demands)).into_iter();
         let demands = demands.filter(|key| key.kind == Kind::VirtualService);
         let limited: Vec<ObjectKey> = demands.map(|key| key.object).collect();
@@ -228,10 +238,10 @@ fn exists(mesh: &MeshSnapshot, key: &StatusKey) -> bool {
         Kind::BackendTrafficPolicy => mesh.backend_traffic_policies.get(&cx, object).is_some(),
         Kind::InferencePool => mesh.inference_pools.get(&cx, object).is_some(),
         kind => {
+            let invalid = InvalidRoute::key(kind, object);
             let object = object.clone();
-            mesh.attached_routes
-                .get(&cx, &AttachedRouteKey { kind, object })
-                .is_some()
+            let attached = mesh.attached_routes.get(&cx, &AttachedRouteKey { kind, object });
+            attached.is_some() || mesh.invalid_routes.get(&cx, &invalid).is_some()
         }
     }
 }

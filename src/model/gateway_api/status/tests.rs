@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod certificates;
+mod invalid;
 mod limits;
 mod references;
 
