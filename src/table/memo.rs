@@ -6,14 +6,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use rustc_hash::FxHashMap;
-
 use super::{Cx, ReadKey};
+use crate::base::keyed::KeyedMap;
 
-/// Values by key. Two threads that miss the same key at the same time both build the value.
+/// Values by key, which may contain names that tenants choose. Two threads that miss the same key at the same time both
+/// build the value.
 ///
 /// Note: a hit replays the reads that were recorded when the value was built, so that the caller depends on them too.
-pub struct Memo<K, V>(Mutex<FxHashMap<K, Memoized<V>>>);
+pub struct Memo<K, V>(Mutex<KeyedMap<K, Memoized<V>>>);
 
 impl<K, V> Default for Memo<K, V> {
     fn default() -> Self {
@@ -43,7 +43,7 @@ impl<V> Deref for Memoized<V> {
 }
 
 impl<K, V> Memo<K, V> {
-    fn lock(&self) -> MutexGuard<'_, FxHashMap<K, Memoized<V>>> {
+    fn lock(&self) -> MutexGuard<'_, KeyedMap<K, Memoized<V>>> {
         // Nothing can panic while it is locked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

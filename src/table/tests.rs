@@ -1,8 +1,9 @@
 //! The engine against its specification: incremental equals from scratch, equal rows stop the propagation.
 
-use std::{cell::Cell, collections::BTreeMap};
+use std::{cell::Cell, collections::BTreeMap, hash::BuildHasher};
 
 use proptest::prelude::*;
+use rustc_hash::FxBuildHasher;
 
 use super::*;
 
@@ -234,6 +235,45 @@ fn an_evaluation_is_repeated_after_a_panic_in_a_shared_value() {
         (Some(2), 0),
         "nothing but the shared value reads the number"
     );
+}
+
+/// A key that counts how often it is compared.
+struct ComparedKey<'c> {
+    number: u64,
+    comparisons: &'c Cell<usize>,
+}
+
+impl PartialEq for ComparedKey<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.comparisons.set(self.comparisons.get() + 1);
+        self.number == other.number
+    }
+}
+
+impl Eq for ComparedKey<'_> {}
+
+impl Hash for ComparedKey<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.number.hash(state);
+    }
+}
+
+/// Tenants choose names in keys. With a hash that they can compute, each key would be compared with all others.
+#[test]
+fn r21_keys_of_a_memo_do_not_collide() {
+    // A map takes the bucket from the lowest bits of a hash, and compares the highest seven before it compares keys.
+    let collides = |number: &u64| FxBuildHasher.hash_one(number).rotate_left(7).trailing_zeros() >= 15;
+    let comparisons = Cell::new(0);
+    let (cx, memo) = (Cx::untracked(), Memo::default());
+    for number in (0..).filter(collides).take(100) {
+        let key = ComparedKey {
+            number,
+            comparisons: &comparisons,
+        };
+        memo.get(&cx, key, |_| number);
+    }
+    assert_eq!(memo.sum(|_| 1), 100);
+    assert!(comparisons.get() < 1000, "{}", comparisons.get());
 }
 
 #[test]
