@@ -88,9 +88,11 @@ impl<T> Default for SharedPool<T> {
 impl<T: Eq + Hash> SharedPool<T> {
     /// Returns the equal value that is held, which is this one if there was none.
     pub fn share(&self, value: T) -> Hashed<T> {
+        // Large values take time to hash, so other threads do not wait for it.
+        let value = Hashed::new(value);
         // Nothing can panic while it is locked.
         let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pool.share(&Hashed::new(value))
+        pool.share(&value)
     }
 }
 
