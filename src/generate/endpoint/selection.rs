@@ -56,7 +56,8 @@ impl Eq for SubsetKey {}
 
 impl Hash for SubsetKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
+        // The rules of many namespaces may have subsets of one name.
+        (&self.rule.meta.key, &self.name).hash(state);
     }
 }
 
