@@ -35,7 +35,7 @@ use crate::{
         output_limit::RouteBudget,
         service::{Protocol, Registry, Resolution, ScopedService, ServicePort, ServiceRef, UNSPECIFIED_IP},
         sidecar_scope::{EgressListener, OutboundPolicy},
-        virtual_service::{self, PortRoutes},
+        virtual_service::{self, PortRoutes, VirtualService},
     },
 };
 use listener::{ChainKind, ListenPort, ListenerService, OutboundListenerKey, StreamRoutes, StreamRoutesPool};
@@ -86,11 +86,19 @@ struct EntryBuilder<'a> {
     routes: RefCell<BTreeMap<ObjectKey, KnownRoutes>>,
 }
 
-/// TCP and TLS routes of a VirtualService.
+/// TCP and TLS routes of a VirtualService, with their numbers.
 struct KnownRoutes {
     shared: Hashed<StreamRoutes>,
-    /// Numbers of the TCP routes, and of the TLS routes.
-    numbers: [PortRoutes; 2],
+    tcp: PortRoutes,
+    tls: PortRoutes,
+}
+
+impl KnownRoutes {
+    /// Returns the number of routes for TLS or for plain TCP on a port.
+    fn number_on(&self, is_tls: bool, port: u32) -> u64 {
+        let numbers = if is_tls { &self.tls } else { &self.tcp };
+        numbers.on(port)
+    }
 }
 
 /// The addresses of a headless service with their places, by what decides which port they serve. There may be tens of
@@ -433,7 +441,7 @@ impl<'a> EntryBuilder<'a> {
             service.map(|service| service.creation)
         });
         let mut budget = RouteBudget::of(ctx.mesh);
-        let mut numbers: BTreeMap<(&ObjectKey, bool), PortRoutes> = BTreeMap::new();
+        let all = self.routes.borrow();
         let mut counted: BTreeMap<(usize, &ObjectKey, bool), bool> = BTreeMap::new();
         for (listener, member) in members {
             let has_ranges = !member.ranges.is_empty();
@@ -445,14 +453,8 @@ impl<'a> EntryBuilder<'a> {
                 let chains = (listener, key, is_tls);
                 let known = counted.get(&chains).filter(|_| !has_ranges);
                 let fits = known.copied().unwrap_or_else(|| {
-                    let routes = numbers.entry((key, is_tls)).or_insert_with(|| {
-                        match ctx.mesh.virtual_services.get(ctx.cx, key) {
-                            Some(row) if is_tls => row.tls_routes(),
-                            Some(row) => row.tcp_routes(),
-                            None => PortRoutes::default(),
-                        }
-                    });
-                    budget.take(key, routes.on(port))
+                    let number = all.get(key).map_or(0, |routes| routes.number_on(is_tls, port));
+                    budget.take(key, number)
                 });
                 counted.insert(chains, fits);
                 member.is_surplus |= !fits;
@@ -460,7 +462,7 @@ impl<'a> EntryBuilder<'a> {
         }
     }
 
-    /// Removes the routes of services that are refused. Keys are kept.
+    /// Removes the routes of services that are refused: the keys of listeners stay in memory.
     fn forget_surplus(&mut self) {
         let members = self.entries.values_mut().flat_map(|entry| &mut entry.services);
         for member in members.filter(|member| member.is_surplus) {
@@ -472,29 +474,26 @@ impl<'a> EntryBuilder<'a> {
     fn routes_on(&self, key: &ObjectKey, is_tls: bool, port: u32) -> Option<Hashed<StreamRoutes>> {
         let mut all = self.routes.borrow_mut();
         let routes = all.entry(key.clone()).or_insert_with(|| self.find_routes(key));
-        let [tcp, tls] = &routes.numbers;
-        let numbers = if is_tls { tls } else { tcp };
-        (numbers.on(port) > 0).then(|| routes.shared.clone())
+        (routes.number_on(is_tls, port) > 0).then(|| routes.shared.clone())
     }
 
     fn find_routes(&self, key: &ObjectKey) -> KnownRoutes {
         let row = self.ctx.mesh.virtual_services.get(self.ctx.cx, key);
         let routes = StreamRoutes {
             virtual_service: key.clone(),
-            destinations: self.destinations(key),
+            destinations: row.map(|row| self.destinations(row)).unwrap_or_default(),
         };
         KnownRoutes {
             shared: self.ctx.memo.get::<Shared<StreamRoutesPool>>().share(routes),
-            numbers: row.map_or_else(Default::default, |row| [row.tcp_routes(), row.tls_routes()]),
+            tcp: row.map(|row| row.tcp_routes()).unwrap_or_default(),
+            tls: row.map(|row| row.tls_routes()).unwrap_or_default(),
         }
     }
 
     /// Returns the destinations of a VirtualService with their DestinationRules.
-    fn destinations(&self, key: &ObjectKey) -> Vec<(ScopedService, Option<RuleRef>)> {
-        let row = self.ctx.mesh.virtual_services.get(self.ctx.cx, key);
-        let declared = row.into_iter().flat_map(|row| row.destinations.iter());
+    fn destinations(&self, row: &VirtualService) -> Vec<(ScopedService, Option<RuleRef>)> {
         // Many destinations may have the same host.
-        let hosts: BTreeSet<&Hostname> = declared.map(|declared| &declared.host).collect();
+        let hosts: BTreeSet<&Hostname> = row.destinations.iter().map(|declared| &declared.host).collect();
         let services = hosts.into_iter().filter_map(|host| self.scope.by_host.get(host));
         services
             .map(|service| {
