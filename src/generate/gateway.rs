@@ -9,9 +9,9 @@ use super::{BuildContext, selected::Selected};
 use crate::{
     base::{ObjectKey, Shared},
     model::{
-        ServiceKey,
+        Service, ServiceKey,
         gateway::{ExposedPort, MergedGateway, NO_TRANSLATION_LABEL},
-        service::{Protocol, ServicePort},
+        service::Protocol,
     },
     table::{Memo, Memoized},
 };
@@ -34,19 +34,15 @@ impl GatewayView {
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         // TCP and UDP may share a port number. Both the targets and the ports of a service may be tens of thousands.
         let mut udp: BTreeMap<&ServiceKey, BTreeSet<u32>> = BTreeMap::new();
-        let numbers = |ports: &[ServicePort]| -> BTreeSet<u32> {
-            let udp = ports.iter().filter(|port| port.protocol == Protocol::Udp);
-            udp.map(|port| port.number).collect()
-        };
         let exposed = selected.targets.iter().filter_map(|target| {
             let service = ctx.service(&target.service)?;
-            let of_service = udp.entry(&target.service).or_insert_with(|| numbers(&service.ports));
-            let of_target = numbers(target.own.as_deref().map_or(&[][..], std::slice::from_ref));
+            let of_service = udp.entry(&target.service).or_insert_with(|| udp_numbers(service));
+            let own = target.own.as_deref().filter(|own| own.protocol == Protocol::Udp);
             Some(ExposedPort {
                 service: target.service.clone(),
                 number: target.port,
                 target: target.target_port,
-                udp: of_service.contains(&target.port) || of_target.contains(&target.port),
+                udp: of_service.contains(&target.port) || own.is_some_and(|own| own.number == target.port),
                 untranslated: service.label(NO_TRANSLATION_LABEL).is_some(),
             })
         });
@@ -63,4 +59,10 @@ impl GatewayView {
             MergedGateway::of(cx, ctx.mesh, &self.gateways, &self.exposed)
         })
     }
+}
+
+/// Returns the numbers of the UDP ports of a service.
+fn udp_numbers(service: &Service) -> BTreeSet<u32> {
+    let ports = service.ports.iter().filter(|port| port.protocol == Protocol::Udp);
+    ports.map(|port| port.number).collect()
 }
