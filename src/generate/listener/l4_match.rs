@@ -43,7 +43,7 @@ impl<'m> From<&'m L4MatchAttributes> for StaticMatch<'m> {
 
 impl StaticMatch<'_> {
     /// Returns true if the match is for the gateway `mesh` and this port.
-    pub(super) fn is_for_mesh(&self, port: u32) -> bool {
+    fn is_for_mesh(&self, port: u32) -> bool {
         self.port_in_mesh().is_some_and(|own| own == 0 || own == port)
     }
 

@@ -70,7 +70,7 @@ impl OutboundListenerBuilder<'_> {
             for (route, matches) in routes.filter(|(route, _)| !route.route.is_empty()) {
                 for attributes in matches
                     .into_iter()
-                    .filter(|attributes| self.applies(&StaticMatch::from(*attributes), member))
+                    .filter(|attributes| self.applies(&StaticMatch::from(*attributes)))
                 {
                     // Parity (pilot/pkg/networking/core/tls.go): subnets of a match stay in effect for later matches
                     // without subnets.
@@ -116,7 +116,7 @@ impl OutboundListenerBuilder<'_> {
             for (route, matches) in routes.filter(|(route, _)| !route.route.is_empty()) {
                 let applying: Vec<_> = matches
                     .into_iter()
-                    .filter(|attributes| self.applies(&StaticMatch::from(*attributes), member))
+                    .filter(|attributes| self.applies(&StaticMatch::from(*attributes)))
                     .collect();
                 let open = |attributes: &&L4MatchAttributes| {
                     attributes.destination_subnets.is_empty() || member.port.number == 0
@@ -184,12 +184,11 @@ impl OutboundListenerBuilder<'_> {
         }
     }
 
-    /// Returns true if a match may apply to this proxy and port.
-    fn applies(&self, by: &StaticMatch, member: &ListenerService) -> bool {
+    /// Returns true if a match for the port may apply to this proxy.
+    fn applies(&self, by: &StaticMatch) -> bool {
         let client = &self.key.client;
         let labels = by.source_labels.iter();
-        by.is_for_mesh(member.port.number)
-            && (by.source_namespace.is_empty() || client.filters.namespace == by.source_namespace)
+        (by.source_namespace.is_empty() || client.filters.namespace == by.source_namespace)
             && select::matches(
                 labels.map(|(key, value)| (key.as_str(), value.as_str())),
                 &client.labels,
