@@ -22,9 +22,9 @@ pub fn matches<'a>(selector: impl IntoIterator<Item = (&'a str, &'a str)>, label
 }
 
 /// Matches like [`matches`], with a whole label map. Both maps are sorted, so a long selector is compared with the
-/// labels side by side: either may have a hundred thousand pairs.
+/// labels side by side, unless there are many more labels: either may have a hundred thousand pairs.
 pub fn subset(selector: &Labels, labels: &Labels) -> bool {
-    if selector.len() <= FEW_PAIRS {
+    if selector.len() <= FEW_PAIRS || FEW_PAIRS * selector.len() <= labels.len() {
         return matches(selector.iter().map(|(k, v)| (k.as_str(), v.as_str())), labels);
     }
     let mut rest = labels.iter();
@@ -307,8 +307,10 @@ mod tests {
         let all: Vec<usize> = (0..100).collect();
         let even: Vec<usize> = (0..50).map(|number| 2 * number).collect();
         let last = [&even[..], &[99]].concat();
+        // Many more than those of some selectors.
+        let many: Vec<usize> = (0..1000).filter(|number| number % 20 != 19).collect();
         for selector in [&all, &even, &last, &Vec::new()] {
-            for labels in [&all, &even, &last] {
+            for labels in [&all, &even, &last, &many] {
                 for value in ["v", "other"] {
                     let (selector, labels) = (of(selector, "v"), of(labels, value));
                     let pairs = selector.iter().map(|(key, value)| (key.as_str(), value.as_str()));
