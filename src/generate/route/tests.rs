@@ -141,6 +141,29 @@ fn each_http_port_and_each_sniffed_service_has_routes() {
     assert_eq!(sniffed, [(format!("{B}:91"), vec!["*".to_owned()])]);
 }
 
+/// HTTP/3 uses the UDP port with the number of the HTTP port, and may be declared first.
+#[test]
+fn ports_of_udp_hide_no_default_routes() {
+    const HOST: &str = "d.default.svc.cluster.local";
+    let service = "
+apiVersion: v1
+kind: Service
+metadata: {name: d}
+spec:
+  clusterIP: 10.0.0.4
+  ports:
+  - {name: http3, port: 80, protocol: UDP}
+  - {name: http, port: 80}
+  - {name: quic, port: 91, protocol: UDP}
+  - {name: any, port: 91}
+";
+    let fixture = Fixture::new(service, vec![sidecar(&json!({}))]);
+    for (route, port) in [("80", 80), ("d.default.svc.cluster.local:91", 91)] {
+        let clusters = fixture.clusters(route, &format!("{HOST}:{port}"));
+        assert_eq!(clusters, [format!("outbound|{port}||{HOST}")], "{route}");
+    }
+}
+
 #[test]
 fn http_proxies_route_by_port() {
     let fixture = Fixture::with_mesh(

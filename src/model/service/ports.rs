@@ -13,30 +13,20 @@ const MOST_SEARCHED: usize = 32;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePorts {
     all: Shared<[ServicePort]>,
-    /// The places of the first port of each number and of the first one without UDP, by number; `None` for short lists.
+    /// The places of the ports that [`Self::served`] returns, by number; `None` for short lists.
     by_number: Option<Shared<[u32]>>,
 }
 
 impl ServicePorts {
-    /// Returns the first port with this number.
-    pub fn of_number(&self, number: u32) -> Option<&ServicePort> {
-        self.search(number, |_| true)
-    }
-
     /// Returns the first port with this number that is not one of UDP.
     pub(super) fn served(&self, number: u32) -> Option<&ServicePort> {
-        self.search(number, |port| port.protocol != Protocol::Udp)
-    }
-
-    fn search(&self, number: u32, counts: impl Fn(&ServicePort) -> bool) -> Option<&ServicePort> {
-        let is_meant = |port: &&ServicePort| port.number == number && counts(port);
         let Some(by_number) = &self.by_number else {
-            return self.all.iter().find(is_meant);
+            let mut served = self.all.iter().filter(|port| is_served(port));
+            return served.find(|port| port.number == number);
         };
-        let port_at = |place: &u32| &self.all[*place as usize];
-        let begin = by_number.partition_point(|place| port_at(place).number < number);
-        let from = by_number[begin..].iter().map(port_at);
-        from.take_while(|port| port.number == number).find(is_meant)
+        let number_at = |place: &u32| self.all[*place as usize].number;
+        let found = by_number.binary_search_by_key(&number, number_at).ok()?;
+        self.all.get(by_number[found] as usize)
     }
 }
 
@@ -49,20 +39,16 @@ impl From<Vec<ServicePort>> for ServicePorts {
     }
 }
 
-/// Returns the places of ports that [`ServicePorts`] keeps.
+fn is_served(port: &ServicePort) -> bool {
+    port.protocol != Protocol::Udp
+}
+
+/// Returns the places of the first port of each number that is not one of UDP, by number.
 fn by_number(all: &[ServicePort]) -> Vec<u32> {
     let mut places: Vec<u32> = (0..all.len() as u32).collect();
+    places.retain(|place| is_served(&all[*place as usize]));
     places.sort_by_key(|place| all[*place as usize].number);
-    // The number of the last port, and whether one of its ports is without UDP.
-    let mut last: Option<(u32, bool)> = None;
-    places.retain(|place| {
-        let port = &all[*place as usize];
-        let is_served = port.protocol != Protocol::Udp;
-        let known = last.filter(|(number, _)| *number == port.number);
-        let was_served = known.is_some_and(|(_, was_served)| was_served);
-        last = Some((port.number, is_served || was_served));
-        known.is_none() || is_served && !was_served
-    });
+    places.dedup_by_key(|place| all[*place as usize].number);
     places
 }
 
@@ -115,9 +101,8 @@ mod tests {
             let ports = ServicePorts::from(all.clone());
             assert_eq!(ports[..], all[..]);
             for number in 0..22 {
-                let of_number = || all.iter().filter(|port| port.number == number);
-                assert_eq!(ports.of_number(number), of_number().next(), "{count} {number}");
-                let served = of_number().find(|port| port.protocol != Protocol::Udp);
+                let mut of_number = all.iter().filter(|port| port.number == number);
+                let served = of_number.find(|port| port.protocol != Protocol::Udp);
                 assert_eq!(ports.served(number), served, "{count} {number}");
             }
         }

@@ -288,8 +288,8 @@ impl<'a> EgressView<'a> {
             .flat_map(|(index, (member, service))| {
                 let (all, only) = match port {
                     0 => (&service.ports[..], None),
-                    // The first of several ports with the same number counts.
-                    port => (&[][..], service.ports.of_number(port)),
+                    // The first of several ports with the same number counts, if it is not one of UDP.
+                    port => (&[][..], service.port(port)),
                 };
                 let ports = all.iter().chain(only);
                 ports
