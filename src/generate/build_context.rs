@@ -50,8 +50,8 @@ impl<'a> BuildContext<'a> {
         service.of(self.service(&service.key)?)
     }
 
-    /// Returns a service as the destination of routes, which have its only port unless they name one. Of a host with
-    /// several services, no further ports are kept: there may be tens of thousands, and as many routes.
+    /// Returns a service as a destination of routes, which depend on its ports only if it has exactly one. Of a host
+    /// with several services, at most two ports are kept: there may be tens of thousands, and as many routes.
     pub fn as_destination(&self, service: ScopedService) -> ScopedService {
         let has_many = service.merged.as_ref().is_some_and(|merged| merged.ports.len() > 2);
         match has_many.then(|| self.service(&service.key)).flatten() {

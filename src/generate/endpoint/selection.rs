@@ -71,8 +71,8 @@ struct PortIndex {
 }
 
 impl Target<'_> {
-    /// Returns those of the service's endpoints that are in the subset and for which `serves` is true, in their order;
-    /// those of all ports without it. It may be true only for endpoints with the name or the number of the port.
+    /// Returns those of the service's endpoints that are in the subset, in their order. With `serves`, these are only
+    /// those for which it is true; it must be false for endpoints with neither the name nor the number of the port.
     pub(super) fn select<'e>(
         &self,
         ctx: &BuildContext,

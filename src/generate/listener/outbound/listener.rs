@@ -96,11 +96,13 @@ pub struct ListenerService {
     pub is_surplus: bool,
 }
 
-/// Inputs of the matches of a service port's chains, if VirtualServices have routes for it: these, and the protocol.
+/// Inputs of the matches of a service port's chains, if VirtualServices have routes for it: the routes, and the
+/// protocol.
 type RoutedMatches<'m> = (&'m [Hashed<StreamRoutes>], Protocol);
 
 impl ListenerService {
-    /// Returns `None` for a service with ranges, too: its routes count against the limit for each service.
+    /// Returns the inputs of the matches; `None` without routes, and for a service with ranges, whose routes count
+    /// against the limit for each service.
     fn routed_matches(&self) -> Option<RoutedMatches<'_>> {
         let routes = &*self.virtual_services;
         (self.ranges.is_empty() && !routes.is_empty()).then_some((routes, self.port.protocol))
