@@ -537,6 +537,52 @@ spec:
     }
 }
 
+/// A chain keeps the names that are free in all of its ranges. A later service with the same routes has what is left.
+#[test]
+fn services_of_one_address_add_what_is_left_of_matches() {
+    let entry = |number: usize| {
+        format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: e{number}}}
+spec:
+  hosts: [e{number}.example.com]
+  addresses: [240.0.0.9]
+  resolution: STATIC
+  ports: [{{number: 5000, name: tls, protocol: TLS}}]
+---"
+        )
+    };
+    let declared = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: r}
+spec:
+  hosts: ['*.example.com']
+  tls:
+  - match:
+    - {sniHosts: [a.example.com], destinationSubnets: [10.9.0.1]}
+    - {sniHosts: [a.example.com, b.example.com], destinationSubnets: [10.9.0.1, 10.9.0.2]}
+    route: [{destination: {host: e0.example.com}}]
+";
+    let config: String = (0..3).map(entry).chain([declared.to_owned()]).collect();
+    let listener = Fixture::of(&config).get("240.0.0.9_5000");
+    let of_chain = |chain: &Value| {
+        let by = &chain["filterChainMatch"];
+        let ranges = by["prefixRanges"].as_array().expect("ranges").iter();
+        let ranges: Vec<Value> = ranges.map(|range| range["addressPrefix"].clone()).collect();
+        (by["serverNames"].clone(), Value::from(ranges))
+    };
+    let chains = listener["filterChains"].as_array().expect("chains").iter();
+    let expected = [
+        (json!(["a.example.com"]), json!(["10.9.0.1"])),
+        (json!(["b.example.com"]), json!(["10.9.0.1", "10.9.0.2"])),
+        (json!(["a.example.com"]), json!(["10.9.0.2"])),
+    ];
+    assert_eq!(chains.map(of_chain).collect::<Vec<_>>(), expected);
+}
+
 #[test]
 fn modes_of_mutual_tls_differ_by_port() {
     let config = "
