@@ -2,6 +2,7 @@
 //! route of a passthrough server.
 
 mod listing;
+mod reachable;
 mod tcp;
 #[cfg(test)]
 mod tests;

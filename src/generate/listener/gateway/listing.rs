@@ -2,21 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use super::{GatewayKey, GatewayPart, MAX_PASSED_THROUGH, ServerChain, TcpBinding, TcpServer};
+use super::{
+    GatewayKey, GatewayPart, MAX_PASSED_THROUGH, ServerChain, TcpBinding, TcpServer, reachable::ReachableServices,
+};
 use crate::{
-    base::{
-        Hostname, Namespace, ObjectKey, Shared, SmolStr, cidr,
-        host::{self, HostsByEnd},
-    },
+    base::{Hostname, Namespace, ObjectKey, Shared, SmolStr, cidr, host::HostsByEnd},
     generate::{
         BuildContext, constant::wildcards, listener::termination::Transport, route::destination::Target,
         tunnel::HBONE_PORT,
     },
     model::{
-        ServiceKey, SidecarScope, destination_rule,
+        SidecarScope,
         gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
         output_limit,
-        service::{Protocol, ScopedService},
+        service::Protocol,
         virtual_service::{self, VirtualServiceSummary},
     },
     proto::istio::networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
@@ -52,36 +51,12 @@ struct Listed<'m> {
     counts: ChainCounts,
     /// Chains of servers with `AUTO_PASSTHROUGH`.
     auto_passthrough: ChainCounts,
-    /// Known once a namespace has [`MAX_PASSED_THROUGH`] of these.
-    shares: Option<Shares>,
-    /// The positions of the services of the scope by host, known once a server has `AUTO_PASSTHROUGH`.
-    by_host: Option<HostsByEnd<Vec<usize>>>,
-}
-
-/// The inputs of the shares that servers with `AUTO_PASSTHROUGH` have in the chains beyond [`MAX_PASSED_THROUGH`]. All
-/// namespaces declare services and subsets, which could otherwise use up the chains of the servers that follow.
-struct Shares {
-    /// The services of the mesh in order of age, with the numbers of their chains.
-    services: Vec<(ScopedService, usize)>,
-    /// The number of such servers of each namespace.
-    servers: BTreeMap<SmolStr, usize>,
-}
-
-impl Shares {
-    /// Returns the oldest services of a server, whose chains its share has room for. Also returns true if it covers
-    /// others.
-    fn services_of(&self, server: &GatewayServer) -> (Vec<ScopedService>, bool) {
-        let servers = self.servers.get(namespace_of(&server.gateway)).copied();
-        let share = MAX_PASSED_THROUGH / servers.unwrap_or(1);
-        let mut chains = 0_usize;
-        let covered = self.services.iter().filter(|(service, _)| covers(server, &service.key));
-        let fitting = covered.take_while(|(_, own)| {
-            chains = chains.saturating_add(*own);
-            chains <= share
-        });
-        let services = fitting.map(|(service, _)| service.clone()).collect();
-        (services, chains > share)
-    }
+    /// The number of such servers of each namespace, known once a namespace has [`MAX_PASSED_THROUGH`] of these chains.
+    /// Each further server has an equal part of as many: all namespaces declare services and subsets, which could
+    /// otherwise use up the chains of the servers that follow.
+    servers: Option<BTreeMap<SmolStr, usize>>,
+    /// The services that these servers reach.
+    reachable: ReachableServices,
 }
 
 /// The number of filter chains of each namespace so far, in all listeners.
@@ -276,20 +251,18 @@ impl GatewayPart {
                 match server.tls().map(ServerTlsSettings::mode) {
                     Some(TlSmode::AutoPassthrough) => {
                         let namespace = namespace_of(&server.gateway);
-                        let (services, is_cut) = if listed.auto_passthrough.is_full(namespace) {
-                            let shares = &mut listed.shares;
-                            let shares = shares.get_or_insert_with(|| self.shares(ctx, scope, merged));
-                            shares.services_of(server)
+                        let share = if listed.auto_passthrough.is_full(namespace) {
+                            let servers = listed.servers.get_or_insert_with(|| auto_passthrough_servers(merged));
+                            MAX_PASSED_THROUGH / servers.get(namespace).copied().unwrap_or(1)
                         } else {
-                            let by_host = listed.by_host.get_or_insert_with(|| positions_by_host(scope));
-                            (reachable(ctx, scope, by_host, server), false)
+                            usize::MAX
                         };
-                        let chains = self.passed_through(ctx, &services);
+                        let reach = listed.reachable.of_server(self, ctx, scope, server, share);
                         ServerChain::AutoPassthrough {
                             gateway: server.gateway.clone(),
-                            place: listed.auto_passthrough.first_place(namespace, chains),
-                            services,
-                            is_cut,
+                            place: listed.auto_passthrough.first_place(namespace, reach.chains),
+                            services: reach.services,
+                            is_cut: reach.is_cut,
                         }
                     }
                     Some(TlSmode::Passthrough) => {
@@ -313,38 +286,6 @@ impl GatewayPart {
                 }
             })
             .collect()
-    }
-
-    fn shares(&self, ctx: &BuildContext, scope: &SidecarScope, merged: &MergedGateway) -> Shares {
-        let services = by_age(ctx, scope.services.iter().map(|key| scope.scoped(key)));
-        let services = services.into_iter().map(|service| {
-            let chains = self.passed_through(ctx, std::slice::from_ref(&service));
-            (service, chains)
-        });
-        let mut servers: BTreeMap<SmolStr, usize> = BTreeMap::new();
-        for server in &merged.servers {
-            if server.tls().map(ServerTlsSettings::mode) == Some(TlSmode::AutoPassthrough) {
-                *servers.entry(namespace_of(&server.gateway).into()).or_default() += 1;
-            }
-        }
-        Shares {
-            services: services.collect(),
-            servers,
-        }
-    }
-
-    /// Returns the number of chains of services with `AUTO_PASSTHROUGH`: one for each port and subset.
-    pub(super) fn passed_through(&self, ctx: &BuildContext, services: &[ScopedService]) -> usize {
-        let client = &self.client;
-        let namespace = &client.filters.namespace;
-        let services = services.iter().filter_map(|service| ctx.scoped(service));
-        let chains = services.map(|service| {
-            let rule = destination_rule::lookup(ctx.cx, ctx.mesh, namespace, &client.labels, &service);
-            let subsets = rule.map_or(0, |rule| rule.spec.subsets.len());
-            let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Udp);
-            ports.count().saturating_mul(subsets + 1)
-        });
-        chains.fold(0, usize::saturating_add)
     }
 
     fn tcp_server<'m>(
@@ -400,46 +341,15 @@ fn targets(ctx: &BuildContext, scope: &SidecarScope, reach: &VirtualServiceSumma
     hosts.into_iter().map(target).collect()
 }
 
-/// Returns the positions of the services of a scope by host.
-fn positions_by_host(scope: &SidecarScope) -> HostsByEnd<Vec<usize>> {
-    let services = scope.services.iter().enumerate();
-    HostsByEnd::of(services.map(|(position, key)| (key.hostname.as_str(), position)))
-}
-
-/// Returns the services of the mesh whose hosts a server covers, in order of age. They are looked up by the hosts of
-/// the server: both may be tens of thousands.
-fn reachable(
-    ctx: &BuildContext,
-    scope: &SidecarScope,
-    by_host: &HostsByEnd<Vec<usize>>,
-    server: &GatewayServer,
-) -> Vec<ScopedService> {
-    let of_pattern = |pattern: &SmolStr| {
-        let mut found = by_host.overlapping(pattern);
-        found.retain(|position| host::subset_of(&scope.services[*position].hostname, pattern));
-        found
-    };
-    let covered: BTreeSet<usize> = server.sni.iter().flat_map(of_pattern).collect();
-    let covered = covered.into_iter().map(|position| &scope.services[position]);
-    by_age(ctx, covered.map(|key| scope.scoped(key)))
-}
-
-/// Returns true if a server covers the host of a service.
-fn covers(server: &GatewayServer, key: &ServiceKey) -> bool {
-    server.sni.iter().any(|pattern| host::subset_of(&key.hostname, pattern))
-}
-
-/// Returns the services of the mesh that have a port without UDP, in order of age. A scope has those first that are
-/// exported to its namespace alone: new ones of a tenant would use up the limit before the others.
-fn by_age(ctx: &BuildContext, services: impl Iterator<Item = ScopedService>) -> Vec<ScopedService> {
-    let reached = services.filter_map(|scoped| {
-        let service = ctx.scoped(&scoped)?;
-        let has_chains = service.ports.iter().any(|port| port.protocol != Protocol::Udp);
-        (has_chains && !service.mesh_external).then_some((service.creation, scoped))
-    });
-    let mut services: Vec<(i64, ScopedService)> = reached.collect();
-    services.sort_by_key(|(creation, _)| *creation);
-    services.into_iter().map(|(_, scoped)| scoped).collect()
+/// Returns the number of servers with `AUTO_PASSTHROUGH` of each namespace.
+fn auto_passthrough_servers(merged: &MergedGateway) -> BTreeMap<SmolStr, usize> {
+    let mut servers: BTreeMap<SmolStr, usize> = BTreeMap::new();
+    for server in &merged.servers {
+        if server.tls().map(ServerTlsSettings::mode) == Some(TlSmode::AutoPassthrough) {
+            *servers.entry(namespace_of(&server.gateway).into()).or_default() += 1;
+        }
+    }
+    servers
 }
 
 #[cfg(test)]
@@ -454,58 +364,7 @@ mod tests {
     /// of subsets must not take all chains from a second server.
     #[test]
     fn r21_servers_beyond_the_limit_of_auto_passthrough_share_chains() {
-        let gateway = "
-apiVersion: networking.istio.io/v1
-kind: Gateway
-metadata: {name: g, namespace: one}
-spec:
-  selector: {istio: edge}
-  servers:
-  - {port: {number: 15443, name: t, protocol: TLS}, hosts: ['*'], tls: {mode: AUTO_PASSTHROUGH}}
-";
-        let files = [("config.yaml", gateway), ("kube.yaml", SERVICES)];
-        with_part(&files, |ctx, part| {
-            let merged = part.gateways.merged(ctx);
-            let scope = sidecar_scope::scope(ctx.cx, ctx.mesh, &part.scope).expect("a scope");
-            let (port, servers) = merged.ports.first().expect("a port");
-            for (namespace, before, share, expected, is_less) in [
-                ("one", MAX_PASSED_THROUGH - 1, 5, "ab", false),
-                ("two", MAX_PASSED_THROUGH, 5, "ab", false),
-                ("one", MAX_PASSED_THROUGH, 7, "ab", false),
-                ("one", MAX_PASSED_THROUGH, 6, "a", true),
-                ("one", MAX_PASSED_THROUGH, 5, "", true),
-            ] {
-                let mut shares = part.shares(ctx, &scope, &merged);
-                let counted = shares.servers.insert("one".into(), MAX_PASSED_THROUGH / share);
-                assert_eq!(counted, Some(1));
-                let mut listed = Listed {
-                    shares: Some(shares),
-                    ..Listed::default()
-                };
-                listed.auto_passthrough.place(namespace, before);
-                let chains = part.tcp_server_chains(ctx, &scope, &merged, port, servers, &mut listed);
-                let [ServerChain::AutoPassthrough { services, is_cut, .. }] = chains.as_slice() else {
-                    panic!("{chains:?}");
-                };
-                let hosts = services.iter().map(|service| service.key.hostname.as_str());
-                let names: String = hosts.filter_map(|host| host.split('.').next()).collect();
-                assert_eq!(
-                    (names.as_str(), *is_cut),
-                    (expected, is_less),
-                    "{namespace}: {before}, {share}"
-                );
-            }
-        });
-    }
-
-    #[test]
-    fn r21_services_of_a_server_are_looked_up_as_they_are_compared() {
-        for (hosts, expected) in [
-            ("'*'", 2),
-            ("'*.cluster.local', a.default.svc.cluster.local", 2),
-            ("x.example, b.default.svc.cluster.local", 1),
-            ("'*.example', '*.a.default.svc.cluster.local'", 0),
-        ] {
+        for hosts in ["'*'", "b.default.svc.cluster.local, x.example, '*.local'"] {
             let gateway = format!(
                 "
 apiVersion: networking.istio.io/v1
@@ -521,12 +380,34 @@ spec:
             with_part(&files, |ctx, part| {
                 let merged = part.gateways.merged(ctx);
                 let scope = sidecar_scope::scope(ctx.cx, ctx.mesh, &part.scope).expect("a scope");
-                let server = merged.servers.first().expect("a server");
-                let found = reachable(ctx, &scope, &positions_by_host(&scope), server);
-                let covered = scope.services.iter().filter(|key| covers(server, key));
-                let compared = by_age(ctx, covered.map(|key| scope.scoped(key)));
-                assert_eq!(found, compared, "{hosts}");
-                assert_eq!(found.len(), expected, "{hosts}");
+                let (port, servers) = merged.ports.first().expect("a port");
+                for (namespace, before, share, expected, is_less) in [
+                    ("one", MAX_PASSED_THROUGH - 1, 5, "ab", false),
+                    ("two", MAX_PASSED_THROUGH, 5, "ab", false),
+                    ("one", MAX_PASSED_THROUGH, 7, "ab", false),
+                    ("one", MAX_PASSED_THROUGH, 6, "a", true),
+                    ("one", MAX_PASSED_THROUGH, 5, "", true),
+                ] {
+                    let mut counts = auto_passthrough_servers(&merged);
+                    let counted = counts.insert("one".into(), MAX_PASSED_THROUGH / share);
+                    assert_eq!(counted, Some(1));
+                    let mut listed = Listed {
+                        servers: Some(counts),
+                        ..Listed::default()
+                    };
+                    listed.auto_passthrough.place(namespace, before);
+                    let chains = part.tcp_server_chains(ctx, &scope, &merged, port, servers, &mut listed);
+                    let [ServerChain::AutoPassthrough { services, is_cut, .. }] = chains.as_slice() else {
+                        panic!("{chains:?}");
+                    };
+                    let hosts = services.iter().map(|service| service.key.hostname.as_str());
+                    let names: String = hosts.filter_map(|host| host.split('.').next()).collect();
+                    assert_eq!(
+                        (names.as_str(), *is_cut),
+                        (expected, is_less),
+                        "{namespace}: {before}, {share}"
+                    );
+                }
             });
         }
     }
