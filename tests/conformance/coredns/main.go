@@ -1,4 +1,4 @@
-// Command dns is CoreDNS with the plugins that the cluster and the suite use. All plugins of its releases would take
+// Command coredns is CoreDNS with the plugins that the cluster and the suite use. All plugins of its releases would take
 // minutes to compile.
 package main
 
