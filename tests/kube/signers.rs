@@ -41,22 +41,32 @@ const SIGN_TIMEOUT: Duration = Duration::from_secs(30);
 /// A future that waits for a request.
 type Requested<'a> = LocalBoxFuture<'a, Result<(), String>>;
 
+/// Checks a use of signers in a cluster, by a client with the rights that the chart grants. No request is left.
+type Check = fn(&Cluster, ::kube::Client) -> Result<(), Failed>;
+
+const CHECKS: [(&str, Check); 4] = [
+    ("workload_certificates_are_signed", workload_certificates_are_signed),
+    ("no_signing_requests_remain", no_signing_requests_remain),
+    ("serving_certificate_is_signed", serving_certificate_is_signed),
+    (
+        "roots_are_in_a_cluster_trust_bundle",
+        roots_are_in_a_cluster_trust_bundle,
+    ),
+];
+
 pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        kubernetes::trial(
-            "kube::signers::workload_certificates_are_signed",
-            workload_certificates_are_signed,
-        ),
-        kubernetes::trial("kube::signers::no_signing_requests_remain", no_signing_requests_remain),
-        kubernetes::trial(
-            "kube::signers::serving_certificate_is_signed",
-            serving_certificate_is_signed,
-        ),
-        kubernetes::trial(
-            "kube::signers::roots_are_in_a_cluster_trust_bundle",
-            roots_are_in_a_cluster_trust_bundle,
-        ),
-    ]
+    vec![kubernetes::trial("kube::signers::are_used", are_used)]
+}
+
+/// Runs the checks in turn, because each of them counts all requests of the cluster.
+fn are_used(trial: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
+    for (name, check) in CHECKS {
+        let client = account(&cluster, "signers", &scratch(&format!("{trial}/{name}")))?;
+        let checked = check(&cluster, client);
+        checked.map_err(|error| format!("{name}: {}", error.message().unwrap_or("failed")))?;
+    }
+    Ok(())
 }
 
 #[derive(Parser)]
@@ -202,9 +212,7 @@ fn until_none_is_left(cluster: &Cluster) -> Result<(), String> {
     })
 }
 
-fn workload_certificates_are_signed(trial: &str) -> Result<(), Failed> {
-    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
-    let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
+fn workload_certificates_are_signed(cluster: &Cluster, client: ::kube::Client) -> Result<(), Failed> {
     let signer = Signer::start(&cluster.api, &[DEFAULT, NAMED]);
     let mesh = mesh(&signer, &[DEFAULT, NAMED]);
     let environment = environment();
@@ -238,7 +246,7 @@ fn workload_certificates_are_signed(trial: &str) -> Result<(), Failed> {
         "{error}"
     );
     assert_eq!(signer.signed().len(), 2);
-    until_none_is_left(&cluster)?;
+    until_none_is_left(cluster)?;
 
     let trust = RUNTIME.block_on(async {
         let known = tokio::time::timeout(SIGN_TIMEOUT, registration.trust.wait_for(Option::is_some)).await;
@@ -253,9 +261,7 @@ fn workload_certificates_are_signed(trial: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn no_signing_requests_remain(trial: &str) -> Result<(), Failed> {
-    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
-    let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
+fn no_signing_requests_remain(cluster: &Cluster, client: ::kube::Client) -> Result<(), Failed> {
     let signer = Signer::start(&cluster.api, &[DEFAULT]);
     signer.pause(true);
     let mesh = mesh(&signer, &[DEFAULT]);
@@ -263,18 +269,18 @@ fn no_signing_requests_remain(trial: &str) -> Result<(), Failed> {
     let registration = register(&environment, client, &mesh)?;
 
     // The caller disconnects before the signer has signed.
-    once_requested(&cluster, async |requested| {
+    once_requested(cluster, async |requested| {
         tokio::select! {
             _ = registration.signer.sign(request(ID, "")) => Err("no signer is running".to_owned()),
             requested = requested => requested,
         }
     })?;
     signer.pause(false);
-    until_none_is_left(&cluster)?;
+    until_none_is_left(cluster)?;
 
     // The process ends before the signer has signed.
     signer.pause(true);
-    let (signed, ended) = once_requested(&cluster, async |requested| {
+    let (signed, ended) = once_requested(cluster, async |requested| {
         let signing = registration.signer.sign(request(ID, ""));
         let ending = async {
             requested.await?;
@@ -285,13 +291,11 @@ fn no_signing_requests_remain(trial: &str) -> Result<(), Failed> {
     })?;
     assert_eq!(signed.expect_err("the process has ended").kind, SignErrorKind::NotReady);
     assert!(ended);
-    assert_eq!(requests(&cluster)?, 0);
+    assert_eq!(requests(cluster)?, 0);
     Ok(())
 }
 
-fn serving_certificate_is_signed(trial: &str) -> Result<(), Failed> {
-    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
-    let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
+fn serving_certificate_is_signed(cluster: &Cluster, client: ::kube::Client) -> Result<(), Failed> {
     let signer = Signer::start(&cluster.api, &[OWN, NAMED]);
     let mesh_sender = mesh(&signer, &[OWN]);
     let environment = environment();
@@ -335,14 +339,12 @@ fn serving_certificate_is_signed(trial: &str) -> Result<(), Failed> {
     let second = next();
     assert_eq!(second.roots, both);
     assert_ne!(second.key.cert, first.key.cert);
-    until_none_is_left(&cluster)?;
+    until_none_is_left(cluster)?;
     RUNTIME.block_on(environment.tasks.end(SIGN_TIMEOUT));
     Ok(())
 }
 
-fn roots_are_in_a_cluster_trust_bundle(trial: &str) -> Result<(), Failed> {
-    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
-    let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
+fn roots_are_in_a_cluster_trust_bundle(cluster: &Cluster, client: ::kube::Client) -> Result<(), Failed> {
     // A signer's root is published like any other.
     let signer = Signer::start(&cluster.api, &[DEFAULT, NAMED]);
     let (one, other) = (signer.root(DEFAULT), signer.root(NAMED));
