@@ -1,7 +1,10 @@
 //! The real Helm, and the objects that it renders from the charts.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
@@ -57,8 +60,22 @@ pub(crate) fn objects(chart: &str, values: &[&str]) -> Result<Vec<Value>, String
     objects_in("istio-system", chart, values)
 }
 
-/// Like [`objects`], for another namespace of the control plane.
+/// Like [`objects`], for another namespace of the control plane. Without values, a chart is rendered once for all tests.
 pub(crate) fn objects_in(namespace: &str, chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
+    /// Objects by namespace and chart.
+    type Defaults = BTreeMap<(String, String), Vec<Value>>;
+    static DEFAULTS: Mutex<Defaults> = Mutex::new(BTreeMap::new());
+    if !values.is_empty() {
+        return rendered(namespace, chart, values);
+    }
+    let mut defaults = DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    match defaults.entry((namespace.to_owned(), chart.to_owned())) {
+        Entry::Occupied(known) => Ok(known.get().clone()),
+        Entry::Vacant(place) => Ok(place.insert(rendered(namespace, chart, &[])?).clone()),
+    }
+}
+
+fn rendered(namespace: &str, chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
     let root = format!("global.istioNamespace={namespace}");
     let mut arguments = vec!["template", "mesh", chart, "--namespace", namespace, "--set", &root];
     for value in values {
