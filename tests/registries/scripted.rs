@@ -150,12 +150,19 @@ fn half(text: &str) -> String {
     text[..text.len() / 2].to_owned()
 }
 
-/// Runs a daemon through bad answers of its registry, which must count and change nothing.
+/// Runs a daemon through bad answers of its registry, which must count and change nothing. `good` and `next` are answers
+/// with what a proxy has then.
 fn nonsense(
     server: &Server,
-    good: impl Fn(&str) -> Option<Script> + Clone + Send + Sync + 'static,
     (name, flag): (&str, String),
-    has: impl Fn(&Resources) -> bool + Copy,
+    (good, has): (
+        impl Fn(&str) -> Option<Script> + Clone + Send + Sync + 'static,
+        impl Fn(&Resources) -> bool,
+    ),
+    (next, has_next): (
+        impl Fn(&str) -> Option<Script> + Send + Sync + 'static,
+        impl Fn(&Resources) -> bool,
+    ),
 ) -> Result<(), Failed> {
     let folder = scratch(&format!("registries-nonsense-{name}"));
     let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
@@ -193,21 +200,44 @@ fn nonsense(
         super::metric(&daemon, "istiod_registry_connected", name).filter(|value| *value > 0.5)
     })?;
     ads::same(&before, &proxy.first()?)?;
+    // Changes arrive in order, so none from before is under way.
+    server.set(next);
+    proxy.until("the next change", TIMEOUT, |resources| {
+        has_next(resources).then_some(())
+    })?;
+    assert_eq!(proxy.lost(), Vec::<String>::new());
     Ok(())
 }
 
 /// The answers of a Consul with one service, without an index: a server that does not block.
 pub(super) fn consul(path: &str) -> Option<Script> {
-    match path.split('?').next().unwrap_or_default() {
-        "/v1/catalog/services" => ok(json!({ "consul": [], "web": ["version|v1"] })),
+    consul_with(json!({ "consul": [], "web": ["version|v1"] }), path)
+}
+
+/// Like [`consul`], with another service.
+fn next_consul(path: &str) -> Option<Script> {
+    consul_with(json!({ "consul": [], "web": ["version|v1"], "next": [] }), path)
+}
+
+fn consul_with(services: serde_json::Value, path: &str) -> Option<Script> {
+    let path = path.split('?').next().unwrap_or_default();
+    match path {
+        "/v1/catalog/services" => ok(services),
         "/v1/health/state/any" => ok(json!([])),
-        "/v1/health/service/web" => ok(json!([{
-            "Node": { "Node": "n", "Address": "10.0.0.1", "Datacenter": "dc1" },
-            "Service": { "ID": "web", "Service": "web", "Port": 8080, "Tags": null, "Meta": { "protocol": "http" } },
-            "Checks": [],
-        }])),
-        _ => Some(Script::Answer(404, String::new())),
+        _ => match path.strip_prefix("/v1/health/service/") {
+            Some(name @ ("web" | "next")) if services[name].is_array() => ok(json!([{
+                "Node": { "Node": "n", "Address": "10.0.0.1", "Datacenter": "dc1" },
+                "Service": { "ID": name, "Service": name, "Port": 8080, "Tags": null, "Meta": { "protocol": "http" } },
+                "Checks": [],
+            }])),
+            _ => Some(Script::Answer(404, String::new())),
+        },
     }
+}
+
+/// Returns true if a proxy knows the endpoints of a service of Consul.
+fn knows(resources: &Resources, service: &str) -> bool {
+    resources.contains_key(&(Type::Endpoints, format!("outbound|8080||{service}.service.consul")))
 }
 
 /// Only Consul Enterprise has namespaces, so this checks what is asked.
@@ -224,7 +254,7 @@ fn consul_is_asked_for_its_namespace() -> Result<(), Failed> {
         command.env("CONSUL_NAMESPACE", "team-a").env("CONSUL_PARTITION", "p");
     })?;
     let resources = AdsClient::connect(daemon.xds, &sidecar()).first()?;
-    assert!(resources.contains_key(&(Type::Endpoints, "outbound|8080||web.service.consul".to_owned())));
+    assert!(knows(&resources, "web"));
     Ok(())
 }
 
@@ -237,7 +267,7 @@ fn a_token_that_loses_its_rights_removes_nothing() -> Result<(), Failed> {
     })?;
     let proxy = AdsClient::connect(daemon.xds, &sidecar());
     let before = proxy.first()?;
-    assert!(before.contains_key(&(Type::Endpoints, "outbound|8080||web.service.consul".to_owned())));
+    assert!(knows(&before, "web"));
     proxy.mark();
     server.set(|path| {
         let is_catalog = path.starts_with("/v1/catalog/services");
@@ -245,17 +275,24 @@ fn a_token_that_loses_its_rights_removes_nothing() -> Result<(), Failed> {
     });
     until_metric(&daemon, "istiod_registry_errors_total", "reason=\"filtered\"", 4.0)?;
     ads::same(&before, &proxy.first()?)?;
+    // Changes arrive in order, so none from before is under way.
+    server.set(next_consul);
+    proxy.until("the next service", TIMEOUT, |resources| {
+        knows(resources, "next").then_some(())
+    })?;
     assert_eq!(proxy.lost(), Vec::<String>::new());
     Ok(())
 }
 
 fn nonsense_of_consul() -> Result<(), Failed> {
-    let good = consul;
-    let server = Server::start(good);
+    let server = Server::start(consul);
     let flag = format!("--consulserverURL={}", server.address);
-    nonsense(&server, good, ("Consul", flag), |resources| {
-        resources.contains_key(&(Type::Endpoints, "outbound|8080||web.service.consul".to_owned()))
-    })
+    nonsense(
+        &server,
+        ("Consul", flag),
+        (consul, |resources: &Resources| knows(resources, "web")),
+        (next_consul, |resources: &Resources| knows(resources, "next")),
+    )
 }
 
 fn instance(id: &str, address: &str, status: &str) -> serde_json::Value {
@@ -284,8 +321,17 @@ fn nonsense_of_eureka() -> Result<(), Failed> {
         _ => Some(Script::Answer(404, String::new())),
     };
     let server = Server::start(good);
+    let next = |path: &str| match path {
+        "/eureka/v2/apps/delta" => apps("UP_2_", &[instance("b", "10.0.0.2", "UP")]),
+        _ => Some(Script::Answer(404, String::new())),
+    };
     let flag = format!("--eurekaserverURL=http://{}", server.address);
-    nonsense(&server, good, ("Eureka", flag), |resources| shop(resources, "10.0.0.1"))
+    nonsense(
+        &server,
+        ("Eureka", flag),
+        (good, |resources: &Resources| shop(resources, "10.0.0.1")),
+        (next, |resources: &Resources| shop(resources, "10.0.0.2")),
+    )
 }
 
 fn eureka_is_read_by_changes() -> Result<(), Failed> {
