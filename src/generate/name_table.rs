@@ -2,7 +2,7 @@
 //!
 //! Note: it contains only hosts that egress listeners reach. Gateways have no egress listeners and get an empty table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -14,11 +14,11 @@ use super::{
     wire::Writer,
 };
 use crate::{
-    base::{Namespace, NetworkId, cidr},
+    base::{Namespace, NetworkId, Shared, cidr},
     model::{
-        ScopeKey, Service,
-        endpoint::HeadlessAddress,
-        service::{Registry, Resolution, UNSPECIFIED_IP},
+        ScopeKey, Service, ServiceKey,
+        endpoint::{HeadlessAddress, PortAddresses},
+        service::{Registry, Resolution, ServicePort, UNSPECIFIED_IP},
     },
     proto::{
         field::{name_info, name_table},
@@ -26,12 +26,16 @@ use crate::{
     },
 };
 
-/// Rows by host, in the order of lookup, which is nearly the order of hosts.
-type Rows = Vec<(SmolStr, Row)>;
+/// The number of addresses of a host above which each counts once.
+///
+/// Parity (pkg/dns/server/name_table.go): each of several headless ServiceEntries of a host has the addresses of all.
+/// Those of thousands would be repeated millions of times.
+const MANY_ADDRESSES: usize = 1000;
 
 /// The entry of one host.
 struct Row {
-    ips: Vec<SmolStr>,
+    /// Lists of addresses. Services of one host share them.
+    ips: Vec<Shared<[SmolStr]>>,
     registry: Registry,
     short_name: SmolStr,
     namespace: Namespace,
@@ -40,7 +44,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(service: &Service, ips: Vec<SmolStr>) -> Self {
+    fn of(service: &Service, ips: Vec<Shared<[SmolStr]>>) -> Self {
         let has_short_name =
             service.registry == Registry::Kubernetes && !service.key.hostname.ends_with(CLUSTER_SET_DOMAIN);
         let (short_name, namespace) = if has_short_name {
@@ -71,8 +75,16 @@ impl Row {
     }
 
     fn write(&self, out: &mut Writer<NameInfo>) {
-        for ip in &self.ips {
-            out.text(name_info::IPS, ip);
+        let lists = self.ips.iter();
+        if lists.clone().map(|list| list.len()).sum::<usize>() <= MANY_ADDRESSES {
+            lists
+                .flat_map(|list| list.iter())
+                .for_each(|ip| out.text(name_info::IPS, ip));
+        } else {
+            let (mut read, mut known) = (BTreeSet::new(), BTreeSet::new());
+            let new = lists.filter(|list| read.insert(list.as_ptr()));
+            let ips = new.flat_map(|list| list.iter()).filter(|ip| known.insert(*ip));
+            ips.for_each(|ip| out.text(name_info::IPS, ip));
         }
         let registry = match self.registry {
             Registry::Kubernetes => "Kubernetes",
@@ -136,14 +148,14 @@ impl NameTableKey {
     /// Builds the table.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let scope = ctx.tcp_scope(&self.scope);
-        let count = scope.egress.iter().map(|listener| listener.services.len()).sum();
-        let mut found = Rows::with_capacity(count);
-        for listed in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
+        let mut found = Found::default();
+        let listed = scope.egress.iter().flat_map(|listener| listener.services.iter());
+        for (place, listed) in listed.enumerate() {
             if let Some(service) = ctx.member(listed) {
-                self.add(ctx, service, &mut found);
+                self.add(ctx, place, service, &mut found);
             }
         }
-        let table = merged(found);
+        let table = found.merged();
         Built::new(EncodedResource::write(SmolStr::default(), |out| {
             for (host, row) in &table {
                 out.entry(name_table::TABLE, host, |out| row.write(out));
@@ -151,34 +163,49 @@ impl NameTableKey {
         }))
     }
 
-    fn add(&self, ctx: &BuildContext, service: &Service, found: &mut Rows) {
-        let mut ips = self.vips.addresses(service);
-        let headless = ips.iter().any(|address| address == UNSPECIFIED_IP);
+    fn add<'a>(&self, ctx: &BuildContext<'a>, place: usize, service: &'a Service, found: &mut Found<'a>) {
+        let mut own = self.vips.addresses(service);
+        let headless = own.iter().any(|address| address == UNSPECIFIED_IP);
         // Ranges are used for matching and cannot answer a DNS query.
-        ips.retain(|address| is_usable(address));
+        own.retain(|address| is_usable(address));
+        let mut ips: Vec<Shared<[SmolStr]>> = vec![own.into()];
         if headless && service.resolution == Resolution::Passthrough {
-            ips.extend(self.pods(ctx, service, found));
+            ips.extend(self.pods(ctx, place, service, found));
         }
-        if ips.is_empty() {
+        if ips.iter().all(|list| list.is_empty()) {
             return;
         }
-        found.push((service.key.hostname.text().clone(), Row::of(service, ips)));
+        let host = service.key.hostname.text().clone();
+        found.rows.push((host, place, Row::of(service, ips)));
     }
 
-    /// Returns the addresses of a headless service's pods, and adds rows for pods with names.
-    fn pods(&self, ctx: &BuildContext, service: &Service, found: &mut Rows) -> Vec<SmolStr> {
-        let traits = ctx.mesh.endpoint_traits.get(ctx.cx, &service.key);
-        let (Some(traits), Some(port)) = (traits, service.ports.first()) else {
-            return Vec::new();
-        };
+    /// Returns the addresses of a headless service's pods, which also have the rows of pods with names.
+    fn pods<'a>(
+        &self,
+        ctx: &BuildContext<'a>,
+        place: usize,
+        service: &'a Service,
+        found: &mut Found<'a>,
+    ) -> Option<Shared<[SmolStr]>> {
+        let port = service.ports.first()?;
+        let host = found.headless.entry(&service.key).or_insert_with(|| {
+            let traits = ctx.mesh.endpoint_traits.get(ctx.cx, &service.key);
+            let addresses = traits.map(|traits| traits.addresses.as_slice());
+            HeadlessHost {
+                addresses: PortAddresses::of(addresses.unwrap_or_default()),
+                ports: BTreeMap::new(),
+            }
+        });
+        let pods = host.pods(port, |pods| self.pods_of_port(ctx, service, pods));
+        pods.last = (place, service.registry);
+        Some(pods.ips.clone())
+    }
+
+    fn pods_of_port(&self, ctx: &BuildContext, service: &Service, pods: Vec<&HeadlessAddress>) -> PortPods {
         let several_clusters = ctx.mesh.installation.features.enable_multicluster_headless;
         let mut ips = Vec::new();
         let mut names: BTreeMap<SmolStr, NamedPods> = BTreeMap::new();
-        for pod in traits
-            .addresses
-            .iter()
-            .filter(|pod| pod.serves(port.number, &port.name) && pod.healthy)
-        {
+        for pod in pods.into_iter().filter(|pod| pod.healthy) {
             let own: Vec<SmolStr> = std::iter::once(&pod.address)
                 .chain(&pod.extra_addresses)
                 .cloned()
@@ -202,14 +229,76 @@ impl NameTableKey {
                 ips.extend(own());
             }
         }
-        let rows = names.into_iter().map(|(host, named)| (host, named.row(service)));
-        found.extend(rows);
-        ips
+        PortPods {
+            ips: ips.into(),
+            names,
+            last: (0, service.registry),
+        }
     }
 
     fn reaches(&self, network: &NetworkId) -> bool {
         self.network.is_empty() || network.is_empty() || self.network == *network
     }
+}
+
+/// Rows by host, with the places of their services, in the order of lookup, which is nearly the order of hosts.
+#[derive(Default)]
+struct Found<'a> {
+    rows: Vec<(SmolStr, usize, Row)>,
+    headless: BTreeMap<&'a ServiceKey, HeadlessHost<'a>>,
+}
+
+impl Found<'_> {
+    /// Merges the rows into one for each host, sorted by host.
+    fn merged(self) -> Vec<(SmolStr, Row)> {
+        let mut rows = self.rows;
+        for (key, host) in self.headless {
+            for pods in host.ports.into_values() {
+                let (place, registry) = pods.last;
+                let named = pods.names.into_iter();
+                rows.extend(named.map(|(host, named)| (host, place, named.row(registry, &key.namespace))));
+            }
+        }
+        rows.sort_by(|(a, a_place, _), (b, b_place, _)| (a, a_place).cmp(&(b, b_place)));
+        let mut table: Vec<(SmolStr, Row)> = Vec::with_capacity(rows.len());
+        for (host, _, row) in rows {
+            match table.last_mut() {
+                Some((last, first)) if *last == host => first.merge(row),
+                _ => table.push((host, row)),
+            }
+        }
+        table
+    }
+}
+
+/// A headless host. Its services with the same port have the same pods, which are found once.
+struct HeadlessHost<'a> {
+    addresses: PortAddresses<'a>,
+    /// Pods by the port's number, and by its name if that decides.
+    ports: BTreeMap<(u32, Option<&'a SmolStr>), PortPods>,
+}
+
+impl<'a> HeadlessHost<'a> {
+    fn pods(
+        &mut self,
+        port: &'a ServicePort,
+        pods: impl FnOnce(Vec<&'a HeadlessAddress>) -> PortPods,
+    ) -> &mut PortPods {
+        let name = self.addresses.has_name(&port.name).then_some(&port.name);
+        let addresses = &mut self.addresses;
+        let of_port = self.ports.entry((port.number, name));
+        of_port.or_insert_with(|| pods(addresses.take(port.number, &port.name)))
+    }
+}
+
+/// The pods of one port of a headless host.
+struct PortPods {
+    ips: Shared<[SmolStr]>,
+    /// The pods with names, by host.
+    names: BTreeMap<SmolStr, NamedPods>,
+    /// The place and the registry of the last service with the port, to which the rows of the pods belong: they replace
+    /// those of earlier services.
+    last: (usize, Registry),
 }
 
 /// The pods behind one pod name.
@@ -223,29 +312,16 @@ struct NamedPods {
 }
 
 impl NamedPods {
-    fn row(self, service: &Service) -> Row {
+    fn row(self, registry: Registry, namespace: &Namespace) -> Row {
+        let ips = if self.local.is_empty() { self.remote } else { self.local };
         Row {
-            ips: if self.local.is_empty() { self.remote } else { self.local },
-            registry: service.registry,
+            ips: vec![ips.into()],
+            registry,
             short_name: self.short_name,
-            namespace: service.key.namespace.clone(),
+            namespace: namespace.clone(),
             of_pods: true,
         }
     }
-}
-
-/// Merges rows into one for each host, sorted by host.
-fn merged(mut found: Rows) -> Rows {
-    // A stable sort keeps the order of the rows of one host.
-    found.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let mut table = Rows::with_capacity(found.len());
-    for (host, row) in found {
-        match table.last_mut() {
-            Some((last, first)) if *last == host => first.merge(row),
-            _ => table.push((host, row)),
-        }
-    }
-    table
 }
 
 /// Returns the name of a pod with a host name in the service's subdomain: `<hostname>.<subdomain>.<rest of the
@@ -400,5 +476,33 @@ spec:
 ";
         let table = table(&[("config.yaml", entry)]);
         assert_eq!(table["out.example.com"]["ips"], json!(["240.0.0.1", "240.0.0.2"]));
+    }
+
+    #[test]
+    fn r21_many_headless_entries_of_a_host_list_each_address_once() {
+        let entry = |number: usize| {
+            format!(
+                "---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: db-{number}}}
+spec:
+  hosts: [db.test]
+  resolution: NONE
+  workloadSelector: {{labels: {{app: db}}}}
+  ports: [{{number: 5432, name: tcp, protocol: TCP}}]
+"
+            )
+        };
+        let listed = |count: usize, host: &str| {
+            let entries: String = (0..count).map(entry).collect();
+            let kube = pod("db-0", "10.1.0.1");
+            table(&[("kube.yaml", &kube), ("config.yaml", &entries)])[host]["ips"].clone()
+        };
+        // As in Istio: each entry has the endpoints of all.
+        assert_eq!(listed(3, "db.test"), Value::from(vec!["10.1.0.1"; 9]));
+        assert_eq!(listed(3, "db-0.db.test"), Value::from(vec!["10.1.0.1"; 3]));
+        assert_eq!(listed(32, "db.test"), json!(["10.1.0.1"]));
+        assert_eq!(listed(32, "db-0.db.test"), Value::from(vec!["10.1.0.1"; 32]));
     }
 }

@@ -115,6 +115,82 @@ pub struct HeadlessAddress {
     pub healthy: bool,
 }
 
+/// The addresses of a headless host by what decides which port they serve, for its services in turn. There may be tens
+/// of thousands of ports with an address for each, and thousands of services, each of which has the addresses of all.
+pub struct PortAddresses<'a> {
+    /// Those of which the number of the port is known, with their places.
+    by_number: BTreeMap<u32, Vec<(usize, &'a HeadlessAddress)>>,
+    /// The others.
+    by_name: BTreeMap<&'a str, Vec<(usize, &'a HeadlessAddress)>>,
+    /// The number of addresses that services may still take.
+    left: usize,
+}
+
+/// The number of addresses that the services of a headless host may take together, however few the host has.
+const FEW_TAKEN: usize = 10_000;
+/// The number of times that they may take each of many addresses. The first service of a port takes all of the port;
+/// further ones add nothing to them, as a rule.
+const TIMES_TAKEN: usize = 4;
+
+impl<'a> PortAddresses<'a> {
+    /// Indexes the addresses of a host.
+    pub fn of(addresses: &'a [HeadlessAddress]) -> Self {
+        Self::indexed(addresses.iter(), addresses.len())
+    }
+
+    /// Indexes the addresses of a host for its listeners: each address of a port once, though many ServiceEntries may
+    /// select the same workload.
+    pub fn distinct(addresses: &'a [HeadlessAddress]) -> Self {
+        let mut known = BTreeSet::new();
+        let mut is_new = |address: &'a HeadlessAddress| {
+            let name = match address.service_port {
+                0 => address.port_name.as_str(),
+                _ => "",
+            };
+            known.insert((address.service_port, name, &address.address, &address.extra_addresses))
+        };
+        Self::indexed(addresses.iter().filter(|&address| is_new(address)), addresses.len())
+    }
+
+    fn indexed(addresses: impl Iterator<Item = &'a HeadlessAddress>, count: usize) -> Self {
+        let (mut by_number, mut by_name) = (BTreeMap::new(), BTreeMap::new());
+        for (place, address) in addresses.enumerate() {
+            let of_port: &mut Vec<_> = match address.service_port {
+                0 => by_name.entry(address.port_name.as_str()).or_default(),
+                number => by_number.entry(number).or_default(),
+            };
+            of_port.push((place, address));
+        }
+        Self {
+            by_number,
+            by_name,
+            left: count.saturating_mul(TIMES_TAKEN).max(FEW_TAKEN),
+        }
+    }
+
+    /// Returns true if an address serves a port, by the port's number if the address has one.
+    pub fn serves(&self, number: u32, name: &str) -> bool {
+        self.by_number.contains_key(&number) || self.has_name(name)
+    }
+
+    /// Returns true if the name of a port decides about an address.
+    pub fn has_name(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// Returns the addresses that serve a port, in order; none beyond what the services of the host may take.
+    pub fn take(&mut self, number: u32, name: &str) -> Vec<&'a HeadlessAddress> {
+        if self.left == 0 {
+            return Vec::new();
+        }
+        let lists = [self.by_number.get(&number), self.by_name.get(name)];
+        let by_place: BTreeMap<usize, &HeadlessAddress> = lists.into_iter().flatten().flatten().copied().collect();
+        let taken: Vec<_> = by_place.into_values().take(self.left).collect();
+        self.left -= taken.len();
+        taken
+    }
+}
+
 /// Emits the index keys by address.
 pub fn addresses(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn FnMut(SmolStr)) {
     endpoints
@@ -289,14 +365,6 @@ impl Endpoint {
 }
 
 impl HeadlessAddress {
-    /// Returns true if the address serves a service port.
-    pub fn serves(&self, number: u32, name: &str) -> bool {
-        match self.service_port {
-            0 => self.port_name == name,
-            own => own == number,
-        }
-    }
-
     fn of(endpoint: &Endpoint, service: &Service) -> Self {
         Self {
             address: endpoint.address.clone(),

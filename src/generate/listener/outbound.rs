@@ -31,7 +31,7 @@ use crate::{
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, RuleRef},
-        endpoint::HeadlessAddress,
+        endpoint::PortAddresses,
         output_limit::RouteBudget,
         service::{Protocol, Registry, Resolution, ScopedService, ServicePort, ServiceRef, UNSPECIFIED_IP},
         sidecar_scope::{EgressListener, OutboundPolicy},
@@ -84,6 +84,8 @@ struct EntryBuilder<'a> {
     hosts: OnceCell<HostsByEnd<Vec<&'a ObjectKey>>>,
     /// Routes of VirtualServices. One may apply to all services of the mesh, so they are found once.
     routes: RefCell<BTreeMap<ObjectKey, KnownRoutes>>,
+    /// Addresses of headless hosts. A host may have thousands of services, each of which has all of them.
+    headless: BTreeMap<&'a ServiceKey, PortAddresses<'a>>,
 }
 
 /// TCP and TLS routes of a VirtualService, with their numbers.
@@ -98,36 +100,6 @@ impl KnownRoutes {
     fn number_on(&self, is_tls: bool, port: u32) -> u64 {
         let numbers = if is_tls { &self.tls } else { &self.tcp };
         numbers.on(port)
-    }
-}
-
-/// The addresses of a headless service with their places, by what decides which port they serve. There may be tens of
-/// thousands of ports, and an address for each.
-struct PortAddresses<'a> {
-    /// Those of which the number of the port is known.
-    by_number: BTreeMap<u32, Vec<(usize, &'a HeadlessAddress)>>,
-    /// The others.
-    by_name: BTreeMap<&'a str, Vec<(usize, &'a HeadlessAddress)>>,
-}
-
-impl<'a> PortAddresses<'a> {
-    fn of(addresses: &'a [HeadlessAddress]) -> Self {
-        let (mut by_number, mut by_name) = (BTreeMap::new(), BTreeMap::new());
-        for (place, address) in addresses.iter().enumerate() {
-            let of_port: &mut Vec<_> = match address.service_port {
-                0 => by_name.entry(address.port_name.as_str()).or_default(),
-                number => by_number.entry(number).or_default(),
-            };
-            of_port.push((place, address));
-        }
-        Self { by_number, by_name }
-    }
-
-    /// Returns the addresses that serve a port ([`HeadlessAddress::serves`]), in order.
-    fn on(&self, port: &ListenPort) -> Vec<&'a HeadlessAddress> {
-        let lists = [self.by_number.get(&port.number), self.by_name.get(port.name.as_str())];
-        let by_place: BTreeMap<usize, &HeadlessAddress> = lists.into_iter().flatten().flatten().copied().collect();
-        by_place.into_values().collect()
     }
 }
 
@@ -157,6 +129,7 @@ impl OutboundListenerPart {
             positions: BTreeMap::new(),
             hosts: OnceCell::new(),
             routes: RefCell::default(),
+            headless: BTreeMap::new(),
         };
         for egress in &scope.egress {
             let bind_to_port = self.client.interception == InterceptionMode::None
@@ -241,7 +214,6 @@ impl<'a> EntryBuilder<'a> {
         }
         self.entries.values_mut().for_each(|entry| entry.locked = true);
         for (position, service) in services {
-            let addresses = OnceCell::new();
             for port in &service.ports {
                 if binds.is_empty() && self.has_http(port) {
                     continue;
@@ -252,15 +224,14 @@ impl<'a> EntryBuilder<'a> {
                     protocol: port.protocol,
                 };
                 if self.client.can_bind(self.ctx, bind_to_port, binds, &port) {
-                    let request = Request {
+                    self.add_service_port(Request {
                         service,
                         position,
                         port,
                         binds: binds.to_vec(),
                         bind_to_port,
                         egress,
-                    };
-                    self.add_service_port(request, &addresses);
+                    });
                 }
             }
         }
@@ -279,9 +250,8 @@ impl<'a> EntryBuilder<'a> {
         })
     }
 
-    /// Adds one port of a service. Headless TCP services get a listener for each address; `addresses` has those of all
-    /// ports, once they are known.
-    fn add_service_port(&mut self, request: Request<'_>, addresses: &OnceCell<PortAddresses<'a>>) {
+    /// Adds one port of a service. Headless TCP services get a listener for each address.
+    fn add_service_port(&mut self, request: Request<'a>) {
         let service = request.service;
         let protocol = request.port.protocol;
         let by_address = request.binds.is_empty()
@@ -296,12 +266,20 @@ impl<'a> EntryBuilder<'a> {
         let all = || {
             let traits = ctx.mesh.endpoint_traits.get(ctx.cx, &service.key);
             let addresses = traits.map(|traits| traits.addresses.as_slice());
-            PortAddresses::of(addresses.unwrap_or_default())
+            PortAddresses::distinct(addresses.unwrap_or_default())
         };
-        let of_port = addresses.get_or_init(all).on(&request.port);
-        let mut any = false;
-        for address in of_port {
-            any = true;
+        let addresses = self.headless.entry(&service.key).or_insert_with(all);
+        // A plain ServiceEntry never has endpoints; other services may get some later.
+        //
+        // Parity (pilot/pkg/networking/core/listener.go): a `workloadSelector` with empty `labels` counts, too. In
+        // Istio, one without `labels` does not.
+        if !addresses.serves(request.port.number, &request.port.name) {
+            if service.registry != Registry::Kubernetes && !service.selects_workloads {
+                self.add(request);
+            }
+            return;
+        }
+        for address in addresses.take(request.port.number, &request.port.name) {
             let own = self.client.own_address.as_ref() == Some(&address.address);
             let binds: Vec<SmolStr> = std::iter::once(&address.address)
                 .chain(&address.extra_addresses)
@@ -314,13 +292,6 @@ impl<'a> EntryBuilder<'a> {
                 binds,
                 ..request.clone()
             });
-        }
-        // A plain ServiceEntry never has endpoints; other services may get some later.
-        //
-        // Parity (pilot/pkg/networking/core/listener.go): a `workloadSelector` with empty `labels` counts, too. In
-        // Istio, one without `labels` does not.
-        if !any && service.registry != Registry::Kubernetes && !service.selects_workloads {
-            self.add(request);
         }
     }
 
@@ -580,42 +551,4 @@ fn resolve_conflict(
 /// Returns the name of a listener by address and port.
 pub fn listener_name(bind: &str, port: u32) -> SmolStr {
     [bind, "_", itoa::Buffer::new().format(port)].into_iter().collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn r21_addresses_of_a_port_are_found_as_by_a_search() {
-        let address = |place: usize| HeadlessAddress {
-            address: place.to_string().into(),
-            extra_addresses: Box::default(),
-            port_name: ["tcp", "tcp-2", ""][place % 3].into(),
-            service_port: [0, 80, 90, 0][place % 4],
-            cluster: Default::default(),
-            network: Default::default(),
-            hostname: SmolStr::default(),
-            subdomain: SmolStr::default(),
-            healthy: true,
-        };
-        let addresses: Vec<HeadlessAddress> = (0..50).map(address).collect();
-        let index = PortAddresses::of(&addresses);
-        for (number, name) in [
-            (80, "tcp"),
-            (90, "tcp"),
-            (90, ""),
-            (70, "tcp-2"),
-            (70, "other"),
-            (0, "tcp"),
-        ] {
-            let port = ListenPort {
-                number,
-                name: name.into(),
-                protocol: Protocol::Tcp,
-            };
-            let expected = addresses.iter().filter(|address| address.serves(number, name));
-            assert_eq!(index.on(&port), expected.collect::<Vec<_>>(), "{number} {name}");
-        }
-    }
 }

@@ -812,3 +812,60 @@ fn pods_of_remote_clusters_accept_hbone_with_several_networks_only() {
     assert_eq!(remote(true), ["a.default.svc.cluster.local 10.1.0.1"]);
     assert!(remote(false).is_empty());
 }
+
+/// An address of a headless host.
+fn headless(address: usize, service_port: u32, port_name: &str) -> HeadlessAddress {
+    HeadlessAddress {
+        address: address.to_string().into(),
+        extra_addresses: Box::default(),
+        port_name: port_name.into(),
+        service_port,
+        cluster: ClusterId::default(),
+        network: NetworkId::default(),
+        hostname: SmolStr::default(),
+        subdomain: SmolStr::default(),
+        healthy: true,
+    }
+}
+
+#[test]
+fn r21_addresses_of_a_port_are_found_as_by_a_search() {
+    let address = |place: usize| headless(place, [0, 80, 90, 0][place % 4], ["tcp", "tcp-2", ""][place % 3]);
+    let addresses: Vec<HeadlessAddress> = (0..50).map(address).collect();
+    let serves = |address: &HeadlessAddress, number: u32, name: &str| match address.service_port {
+        0 => address.port_name == name,
+        own => own == number,
+    };
+    for mut index in [PortAddresses::of(&addresses), PortAddresses::distinct(&addresses)] {
+        for (number, name) in [
+            (80, "tcp"),
+            (90, "tcp"),
+            (90, ""),
+            (70, "tcp-2"),
+            (70, "other"),
+            (0, "tcp"),
+        ] {
+            let expected = addresses.iter().filter(|address| serves(address, number, name));
+            let expected: Vec<&HeadlessAddress> = expected.collect();
+            assert_eq!(index.serves(number, name), !expected.is_empty(), "{number} {name}");
+            assert_eq!(index.take(number, name), expected, "{number} {name}");
+        }
+    }
+}
+
+#[test]
+fn r21_services_of_a_headless_host_take_each_address_a_few_times() {
+    // Many ServiceEntries of the host select the same workloads.
+    let addresses: Vec<HeadlessAddress> = (0..20_000).map(|place| headless(place % 5_000, 80, "tcp")).collect();
+    let taken = |mut index: PortAddresses<'_>| -> Vec<usize> {
+        let counts = std::iter::repeat_with(|| index.take(80, "tcp").len());
+        counts.take_while(|count| *count > 0).take(50).collect()
+    };
+    assert_eq!(taken(PortAddresses::of(&addresses)), [20_000; 4]);
+    assert_eq!(taken(PortAddresses::distinct(&addresses)), [5_000; 16]);
+    // A few addresses may be taken as often as honest services do.
+    assert_eq!(
+        taken(PortAddresses::of(&addresses[..300])),
+        [[300_usize; 33].as_slice(), &[100]].concat()
+    );
+}
