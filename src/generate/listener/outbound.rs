@@ -54,6 +54,14 @@ pub struct OutboundListenerPart {
 /// wildcard, and all services of the mesh have those. Connections to a service with more are closed.
 const MAX_VIRTUAL_SERVICES: usize = 1000;
 
+/// The number of services of a row that are merged into a listener if their chains have equal matches. Those of the
+/// second add nothing but a note. There may be thousands, whose aliases are all in the matches.
+const MOST_MERGED: usize = 2;
+
+/// The attributes of a service that the matches of its chains depend on, besides those of its row: the protocol, the
+/// address, and true if it is resolved for each connection.
+type MatchKind = (Protocol, SmolStr, bool);
+
 /// First address, in its canonical spelling, and port of a listener. Envoy refuses a second listener at an address,
 /// however it is spelled.
 type BindKey = (SmolStr, u32);
@@ -69,6 +77,9 @@ struct Entry {
     /// True if its TCP chains depend on attributes of the proxy other than its extensions.
     depends_on_proxy: bool,
     services: Vec<ListenerService>,
+    /// The number of services of a row with equal matches that the egress listener merges; of those after the row's
+    /// first.
+    merged: BTreeMap<(ServiceKey, MatchKind), usize>,
 }
 
 /// Adds the services of one egress listener to entries.
@@ -183,8 +194,22 @@ pub fn catch_all_cluster(policy: &OutboundPolicy) -> SmolStr {
     }
 }
 
+impl Entry {
+    /// Returns false for a service of whose row the listener has enough with equal matches.
+    fn merges(&mut self, member: &ListenerService, kind: impl FnOnce() -> MatchKind) -> bool {
+        let further = member.service.as_ref().filter(|service| service.member > 0);
+        let Some(service) = further.filter(|_| member.ranges.is_empty()) else {
+            return true;
+        };
+        let count = self.merged.entry((service.key.clone(), kind())).or_default();
+        *count += 1;
+        *count <= MOST_MERGED
+    }
+}
+
 impl<'a> EntryBuilder<'a> {
     fn add_egress(&mut self, egress: &'a EgressListener, binds: &[SmolStr], bind_to_port: bool) {
+        self.entries.values_mut().for_each(|entry| entry.merged.clear());
         let positions = egress.virtual_services.iter().enumerate();
         self.positions = positions.map(|(position, key)| (key, position)).collect();
         // An alias is served under the service that it refers to.
@@ -327,6 +352,7 @@ impl<'a> EntryBuilder<'a> {
                     locked: false,
                     depends_on_proxy,
                     services: vec![member],
+                    merged: BTreeMap::new(),
                 };
                 self.entries.insert(key, entry);
             }
@@ -334,7 +360,11 @@ impl<'a> EntryBuilder<'a> {
                 let entry = self.entries.get_mut(&key).expect("because merging needs an entry");
                 entry.protocol = state;
                 entry.depends_on_proxy |= depends_on_proxy;
-                entry.services.push(member);
+                let (client, service) = (self.client, request.service);
+                let kind = || (protocol, client.vips.address(service), resolves_on_demand(service));
+                if entry.merges(&member, kind) {
+                    entry.services.push(member);
+                }
             }
         }
     }
@@ -551,4 +581,54 @@ fn resolve_conflict(
 /// Returns the name of a listener by address and port.
 pub fn listener_name(bind: &str, port: u32) -> SmolStr {
     [bind, "_", itoa::Buffer::new().format(port)].into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_services_of_a_row_are_merged_a_few_times() {
+        let mut entry = Entry {
+            binds: Vec::new(),
+            bind_to_port: false,
+            port: 443,
+            protocol: Protocol::Tls,
+            locked: false,
+            depends_on_proxy: false,
+            services: Vec::new(),
+            merged: BTreeMap::new(),
+        };
+        let member = |host: &str, position: u32, protocol: Protocol, ranges: &[SmolStr]| ListenerService {
+            service: Some(ServiceRef {
+                key: ServiceKey {
+                    hostname: Hostname::new(host),
+                    namespace: "a".into(),
+                },
+                member: position,
+            }),
+            port: ListenPort {
+                number: 443,
+                name: "tls".into(),
+                protocol,
+            },
+            kind: ChainKind::Tcp,
+            sniffs: false,
+            ranges: ranges.to_vec(),
+            rule: None,
+            aliases: None,
+            virtual_services: Vec::new(),
+            is_surplus: false,
+        };
+        let mut merged = |host: &str, protocol: Protocol, ranges: &[SmolStr]| -> usize {
+            let all = (0..100).map(|position| member(host, position, protocol, ranges));
+            let kind = || (protocol, SmolStr::new("10.0.0.1"), false);
+            all.filter(|member| entry.merges(member, kind)).count()
+        };
+        assert_eq!(merged("one.test", Protocol::Tls, &[]), 3);
+        assert_eq!(merged("one.test", Protocol::Tls, &[]), 1);
+        assert_eq!(merged("one.test", Protocol::Tcp, &[]), 3);
+        assert_eq!(merged("other.test", Protocol::Tls, &[]), 3);
+        assert_eq!(merged("one.test", Protocol::Tls, &["10.0.0.0/8".into()]), 100);
+    }
 }

@@ -74,6 +74,10 @@ pub(super) struct Import<'a> {
     aliases: Option<Shared<[ServiceKey]>>,
 }
 
+/// The visible aliases of services; `None` for all. All services of a row have the same: there may be thousands, with
+/// thousands of aliases.
+type VisibleAliases<'m> = KeyedMap<&'m ServiceKey, Option<Shared<[ServiceKey]>>>;
+
 impl<'a> Imports<'a> {
     /// Parses hosts of the form `namespace/host`; others are ignored.
     pub(super) fn of(written: &'a [String], own: &'a Namespace) -> Self {
@@ -115,7 +119,10 @@ impl<'a> Imports<'a> {
         visible: &[VisibleService<'m>],
         port: Option<u32>,
     ) -> Vec<Import<'m>> {
-        let imports = visible.iter().filter_map(|service| self.import(*service, port));
+        let mut aliases = VisibleAliases::default();
+        let imports = visible
+            .iter()
+            .filter_map(|service| self.import(*service, port, &mut aliases));
         let mut imports: Vec<Import> = imports.collect();
         let unified = mesh.installation.features.pilot_unified_sidecar_scope;
         let mut chosen: KeyedMap<&Hostname, (&Namespace, Registry)> = KeyedMap::default();
@@ -139,7 +146,12 @@ impl<'a> Imports<'a> {
         imports
     }
 
-    fn import<'m>(&self, service: VisibleService<'m>, port: Option<u32>) -> Option<Import<'m>> {
+    fn import<'m>(
+        &self,
+        service: VisibleService<'m>,
+        port: Option<u32>,
+        aliases: &mut VisibleAliases<'m>,
+    ) -> Option<Import<'m>> {
         let (key, visibility) = (service.key, service.own());
         let hosts = self
             .for_namespace(&key.namespace)
@@ -150,14 +162,16 @@ impl<'a> Imports<'a> {
             Some(_) if visibility.ports.len() == 1 && service.row.members.is_empty() => None,
             Some(port) => Some(vec![port]),
         };
-        // Parity (pilot/pkg/model/sidecar.go, `matchingAliasService`): the imports from the service's namespace count,
-        // whatever the namespace of the alias.
-        let covered = |alias: &&ServiceKey| hosts.cover(&alias.hostname);
-        let aliases: Vec<ServiceKey> = visibility.aliases.iter().filter(covered).cloned().collect();
+        let aliases = if visibility.aliases.is_empty() {
+            None
+        } else {
+            let covered = || hosts.covered_aliases(&visibility.aliases);
+            aliases.entry(key).or_insert_with(covered).clone()
+        };
         Some(Import {
             service,
             ports,
-            aliases: (aliases.len() != visibility.aliases.len()).then(|| aliases.into()),
+            aliases,
         })
     }
 
@@ -175,6 +189,16 @@ impl<'a> Imports<'a> {
 }
 
 impl Hosts<'_> {
+    /// Returns the imported ones of the aliases of a service; `None` if all are.
+    ///
+    /// Parity (pilot/pkg/model/sidecar.go, `matchingAliasService`): the imports from the service's namespace count,
+    /// whatever the namespace of the alias.
+    fn covered_aliases(&self, aliases: &[ServiceKey]) -> Option<Shared<[ServiceKey]>> {
+        let covered = |alias: &&ServiceKey| self.cover(&alias.hostname);
+        let found: Vec<ServiceKey> = aliases.iter().filter(covered).cloned().collect();
+        (found.len() != aliases.len()).then(|| found.into())
+    }
+
     /// Returns true if every name of the host is imported.
     fn cover(&self, host: &str) -> bool {
         self.exact.contains(host) || self.has_wildcard_for(host.strip_prefix('*').unwrap_or(host))
