@@ -22,6 +22,9 @@ const MAX_LABEL_PREFIX: usize = 253;
 const MAX_PORT_NAME: usize = 256;
 /// The maximum length of the path of a Unix socket, in bytes: `sun_path` (unix(7)) ends with a NUL character.
 const MAX_UNIX_PATH: usize = 107;
+/// Most namespaces in `exportTo`. Objects are found by each of them, and those of each pair of DestinationRules for a
+/// host are compared when the rules are merged.
+const MAX_EXPORTS: usize = 4_000;
 /// The maximum length in bytes of the name and of the value of a header in Envoy's configuration.
 const MAX_HEADER_PART: usize = 16_384;
 
@@ -197,6 +200,8 @@ fn target_mistake(target: &PolicyTargetReference) -> Option<String> {
 
 /// Checks `exportTo` of an object in a namespace: `.`, `*` or namespaces, and `~` (no namespace) if allowed.
 pub fn export_to(at: &FieldPath<'_>, entries: &[String], own: &str, nowhere_allowed: bool) {
+    at.field("exportTo")
+        .require(entries.len() <= MAX_EXPORTS, "has more than 4,000 namespaces");
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     at.each("exportTo", entries, |at, entry| {
         let namespace = if entry == "." { own } else { entry.as_str() };

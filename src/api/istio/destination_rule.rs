@@ -10,9 +10,6 @@ use crate::{
 
 /// Most credentials of a rule: istiod prepares every one of them for each gateway that sees the rule.
 const MAX_CREDENTIALS: usize = 1_000;
-/// Most namespaces in `exportTo`. Those of each pair of rules for a host are compared when the rules are merged, and
-/// the rules are found by each of them.
-const MAX_EXPORTS: usize = 4_000;
 
 /// Checks a DestinationRule.
 pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
@@ -32,8 +29,6 @@ pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
         credentials(rule).len() <= MAX_CREDENTIALS,
         "has more than 1,000 different values of credentialName",
     );
-    at.field("exportTo")
-        .require(rule.export_to.len() <= MAX_EXPORTS, "has more than 4,000 namespaces");
     common::export_to(at, &rule.export_to, meta.namespace(), false);
     if let Some(selector) = &rule.workload_selector {
         let selector_at = at.field("workloadSelector");

@@ -445,15 +445,25 @@ fn r21_credentials_of_a_rule_are_limited() {
     bad("DestinationRule", &rule(1_001), &[""]);
 }
 
-/// The rules for a host are compared with each other by their namespaces.
+/// Objects are found by each of their namespaces, and DestinationRules for a host are compared by them.
 #[test]
-fn r21_namespaces_of_a_rule_are_limited() {
-    let rule = |count: u32| {
-        let names: Vec<String> = (1..=count).map(|n| format!("n{n}")).collect();
-        format!("{{host: a.example.com, exportTo: [{}]}}", names.join(", "))
-    };
-    good("DestinationRule", &rule(4_000));
-    bad("DestinationRule", &rule(4_001), &[".exportTo"]);
+fn r21_namespaces_of_an_object_are_limited() {
+    let ports = "ports: [{number: 80, name: http, protocol: HTTP}]";
+    for (kind, fields) in [
+        ("DestinationRule", "host: a.example.com".to_owned()),
+        ("VirtualService", format!("hosts: [a], http: [{{{TO_A}}}]")),
+        (
+            "ServiceEntry",
+            format!("hosts: [a.example.com], resolution: DNS, {ports}"),
+        ),
+    ] {
+        let exported = |count: u32| {
+            let names: Vec<String> = (1..=count).map(|n| format!("n{n}")).collect();
+            format!("{{{fields}, exportTo: [{}]}}", names.join(", "))
+        };
+        good(kind, &exported(4_000));
+        bad(kind, &exported(4_001), &[".exportTo"]);
+    }
 }
 
 /// Each identity that an EnvoyFilter applies to has a resource for every credential.

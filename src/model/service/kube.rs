@@ -21,6 +21,9 @@ use crate::{
 
 /// Annotation of Services with the namespaces that see them.
 pub(in crate::model) const EXPORT_TO: &str = "networking.istio.io/exportTo";
+/// The number of namespaces in the annotation that count, as many as Istio's objects may have in `exportTo`. Services
+/// are found by each of them.
+const MAX_EXPORTS: usize = 4_000;
 /// Visibility of a Service in a snapshot of release 1.1: PUBLIC, or PRIVATE to its namespace. That release documented
 /// an annotation and read a label.
 const CONFIG_SCOPE: &str = "networking.istio.io/configScope";
@@ -154,7 +157,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
     let export_to = match annotation(EXPORT_TO) {
         "" if scope == "PRIVATE" => vec![".".to_owned()],
         "" => Vec::new(),
-        list => list.split(',').map(|entry| entry.trim().to_owned()).collect(),
+        list => exports(list),
     };
     let cluster = meta.cluster().clone();
     let (addresses, ports) = external_addresses(cx, mesh, object);
@@ -187,6 +190,19 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         headless: object.is_headless(),
         external_addresses: addresses.into_iter().map(|list| (cluster.clone(), list)).collect(),
         external_ports: ports.into_iter().map(|map| (cluster.clone(), map)).collect(),
+    }
+}
+
+/// Returns the namespaces in the annotation, of many the first. `*` and `~` stand for themselves alone, wherever they
+/// are.
+fn exports(list: &str) -> Vec<String> {
+    let entries = || list.split(',').map(str::trim);
+    let alone = ["*", "~"]
+        .into_iter()
+        .find(|alone| entries().any(|entry| entry == *alone));
+    match alone {
+        Some(alone) => vec![alone.to_owned()],
+        None => entries().take(MAX_EXPORTS).map(str::to_owned).collect(),
     }
 }
 

@@ -283,6 +283,20 @@ fn config_scope_is_read_as_annotation_and_as_label() {
 }
 
 #[test]
+fn r21_first_namespaces_of_an_annotation_count() {
+    let names: Vec<String> = (0..4_100).map(|number| format!("n{number}")).collect();
+    let visibility = |last: &str| {
+        let namespaces = format!("{},{last}", names.join(","));
+        let annotations = json!({ "networking.istio.io/exportTo": namespaces });
+        let world = world(vec![kube("Kubernetes", "a", &json!({}), &annotations)]);
+        ExportTo::clone(&service_of(&world, A).export_to)
+    };
+    let first = names.iter().take(4_000).map(Namespace::new).collect();
+    assert_eq!(visibility("other"), ExportTo::Namespaces(first));
+    assert_eq!((visibility("*"), visibility("~")), (ExportTo::Public, ExportTo::None));
+}
+
+#[test]
 fn export_to_defaults_to_the_mesh_config() {
     let plain = kube("Kubernetes", "a", &json!({}), &json!({}));
     let own = kube(
