@@ -1,7 +1,7 @@
 //! Selection of a service's endpoints by port and subset.
 //!
 //! A service has a cluster for each port and subset, and each selects from the same endpoints. Those of a service with
-//! many are indexed once in an update, so that the time of a cluster depends on the endpoints that it has.
+//! many are indexed once in an update. So a cluster reads those of its port, or those of its subset if they are few.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,17 +26,21 @@ const FEW: usize = 256;
 #[derive(Default)]
 pub struct EndpointMemo {
     label_sets: Memo<ServiceKey, Vec<LabelSet>>,
-    selected: Memo<SelectionKey, PortIndex>,
+    ports: Memo<ServiceKey, PortIndex>,
+    subsets: Memo<(ServiceKey, SubsetKey), SubsetEndpoints>,
 }
 
 /// The positions of endpoints with equal labels, ascending; never empty.
 type LabelSet = Vec<Range<usize>>;
 
-/// A service, and one of its subsets; none for all endpoints.
-#[derive(PartialEq, Eq, Hash)]
-struct SelectionKey {
-    service: ServiceKey,
-    subset: Option<SubsetKey>,
+/// The positions of the endpoints of a subset, in all ports. Each of a thousand subsets may have all endpoints of a
+/// service with a hundred thousand.
+#[derive(Debug, PartialEq)]
+enum SubsetEndpoints {
+    /// Few, ascending.
+    Few(Vec<usize>),
+    /// Many: a bit for each endpoint of the service.
+    Many(Vec<u64>),
 }
 
 /// A subset of a rule. Rules are compared by allocation: there is a cluster for each port, and a subset may have
@@ -88,11 +92,17 @@ impl Target<'_> {
                 .collect();
         }
         let memo: &EndpointMemo = ctx.memo.get();
-        let index = memo.selected(ctx.cx, self, endpoints);
-        let positions = if serves.is_some() {
-            index.of_port(self.port)
-        } else {
-            index.all()
+        let subset = memo.of_subset(ctx.cx, self, endpoints);
+        let positions: Vec<usize> = match subset.as_deref() {
+            Some(SubsetEndpoints::Few(positions)) => positions.clone(),
+            subset => {
+                let is_selected = |position: &usize| subset.is_none_or(|subset| subset.contains(*position));
+                if serves.is_some() {
+                    memo.of_ports(ctx.cx, self, endpoints).of_port(self.port, is_selected)
+                } else {
+                    (0..endpoints.len()).filter(is_selected).collect()
+                }
+            }
         };
         let selected = positions.into_iter().map(|position| &endpoints[position]);
         selected.filter(is_served).collect()
@@ -107,35 +117,56 @@ impl Target<'_> {
 }
 
 impl EndpointMemo {
-    fn selected(&self, cx: &Cx, target: &Target, endpoints: &[Endpoint]) -> Memoized<PortIndex> {
+    fn of_ports(&self, cx: &Cx, target: &Target, endpoints: &[Endpoint]) -> Memoized<PortIndex> {
+        let service = target.service.key.clone();
+        self.ports.get(cx, service, |_| PortIndex::of(endpoints))
+    }
+
+    /// Returns the endpoints of the target's subset; `None` for all.
+    fn of_subset(&self, cx: &Cx, target: &Target, endpoints: &[Endpoint]) -> Option<Memoized<SubsetEndpoints>> {
+        let (rule, subset) = target.labelled_subset()?;
         let service = &target.service.key;
-        let subset = target.labelled_subset();
-        let key = SelectionKey {
-            service: service.clone(),
-            subset: subset.map(|(rule, subset)| SubsetKey {
-                rule: rule.clone(),
-                name: SmolStr::new(&subset.name),
-            }),
+        let key = SubsetKey {
+            rule: rule.clone(),
+            name: SmolStr::new(&subset.name),
         };
-        self.selected.get(cx, key, |cx| {
-            let Some((_, subset)) = subset else {
-                return PortIndex::of(endpoints, 0..endpoints.len());
-            };
+        Some(self.subsets.get(cx, (service.clone(), key), |cx| {
             let sets = self.label_sets.get(cx, service.clone(), |_| label_sets(endpoints));
             let is_selected = |set: &&LabelSet| selects(Some(subset), &endpoints[set[0].start].origin.labels);
-            let selected = sets.iter().filter(is_selected).flatten();
-            let mut positions: Vec<usize> = selected.cloned().flatten().collect();
-            positions.sort_unstable();
-            PortIndex::of(endpoints, positions)
-        })
+            let selected: Vec<&Range<usize>> = sets.iter().filter(is_selected).flatten().collect();
+            SubsetEndpoints::of(&selected, endpoints.len())
+        }))
+    }
+}
+
+impl SubsetEndpoints {
+    /// Returns those at these positions, of a service with `count` endpoints.
+    fn of(ranges: &[&Range<usize>], count: usize) -> Self {
+        let positions = || ranges.iter().flat_map(|range| range.start..range.end);
+        if ranges.iter().map(|range| range.len()).sum::<usize>() <= FEW {
+            let mut few: Vec<usize> = positions().collect();
+            few.sort_unstable();
+            return Self::Few(few);
+        }
+        let mut bits = vec![0_u64; count.div_ceil(64)];
+        for position in positions() {
+            bits[position / 64] |= 1 << (position % 64);
+        }
+        Self::Many(bits)
+    }
+
+    fn contains(&self, position: usize) -> bool {
+        match self {
+            Self::Few(positions) => positions.binary_search(&position).is_ok(),
+            Self::Many(bits) => (bits[position / 64] >> (position % 64)) & 1 == 1,
+        }
     }
 }
 
 impl PortIndex {
-    fn of(endpoints: &[Endpoint], positions: impl IntoIterator<Item = usize>) -> Self {
+    fn of(endpoints: &[Endpoint]) -> Self {
         let mut index = Self::default();
-        for position in positions {
-            let endpoint = &endpoints[position];
+        for (position, endpoint) in endpoints.iter().enumerate() {
             let of_name = index.by_name.entry(endpoint.port_name.clone());
             of_name.or_default().push(position);
             if endpoint.service_port != 0 {
@@ -146,14 +177,12 @@ impl PortIndex {
         index
     }
 
-    /// Returns the positions of endpoints with the name or the number of a port.
-    fn of_port(&self, port: &ServicePort) -> BTreeSet<usize> {
+    /// Returns the positions of selected endpoints with the name or the number of a port, ascending.
+    fn of_port(&self, port: &ServicePort, is_selected: impl Fn(&usize) -> bool) -> Vec<usize> {
         let lists = [self.by_name.get(&port.name), self.by_number.get(&port.number)];
-        lists.into_iter().flatten().flatten().copied().collect()
-    }
-
-    fn all(&self) -> BTreeSet<usize> {
-        self.by_name.values().flatten().copied().collect()
+        let all = lists.into_iter().flatten().flatten().copied();
+        let selected: BTreeSet<usize> = all.filter(is_selected).collect();
+        selected.into_iter().collect()
     }
 }
 
@@ -175,4 +204,29 @@ fn selects(subset: Option<&Subset>, labels: &Labels) -> bool {
         let pairs = subset.labels.iter();
         select::matches(pairs.map(|(k, v)| (k.as_str(), v.as_str())), labels)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_many_endpoints_of_a_subset_take_a_bit_each() {
+        let all = 0..100_000;
+        let SubsetEndpoints::Many(bits) = SubsetEndpoints::of(&[&all], 100_000) else {
+            panic!("a list of many positions");
+        };
+        assert_eq!(bits.len(), 1_563);
+        let (first, second) = (10..20, 5..7);
+        let few = SubsetEndpoints::of(&[&first, &second], 100_000);
+        assert_eq!(few, SubsetEndpoints::Few(second.clone().chain(first.clone()).collect()));
+        let long = 100..400;
+        let many = SubsetEndpoints::of(&[&first, &long, &second], 1_000);
+        for position in 0..1_000 {
+            let is_in = |range: &Range<usize>| range.contains(&position);
+            assert_eq!(few.contains(position), is_in(&first) || is_in(&second), "{position}");
+            let expected = few.contains(position) || is_in(&long);
+            assert_eq!(many.contains(position), expected, "{position}");
+        }
+    }
 }

@@ -352,7 +352,7 @@ fn ports_and_subsets_select_from_few_endpoints_and_from_many() {
         ("none", &[("a", 7)]),
         ("all", &[]),
     ];
-    for (resolution, workloads) in [("STATIC", 60), ("STATIC", 120), ("DNS", 60), ("DNS", 120)] {
+    for (resolution, workloads) in [("STATIC", 60), ("STATIC", 200), ("DNS", 60), ("DNS", 200)] {
         let labels = |workload: usize| [("a", workload % 2), ("b", workload % 5)];
         let map = |labels: &[(&str, usize)]| {
             let pairs = labels.iter().map(|(key, value)| format!("{key}: '{value}'"));
