@@ -1,10 +1,13 @@
 //! Label selection: equality maps (`selector`, `workloadSelector`) and Kubernetes `LabelSelector`s.
 
+mod index;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use smol_str::SmolStr;
 
+pub use self::index::LabelIndex;
 use super::Labels;
 
 /// The maximum length of a label value, and of the name part of a label key.

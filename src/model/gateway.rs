@@ -10,7 +10,10 @@ pub mod hosts;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use smol_str::{SmolStr, StrExt};
 
@@ -21,7 +24,11 @@ use super::{
 pub use crate::api::istio::gateway::SEMANTICS_ANNOTATION;
 use crate::{
     api::Meta,
-    base::{Labels, MessageKey, ObjectKey, Shared, cidr, keyed::KeyedMap, select::LabelSelector},
+    base::{
+        Labels, MessageKey, ObjectKey, Shared, cidr,
+        keyed::KeyedMap,
+        select::{LabelIndex, LabelSelector},
+    },
     proto::istio::networking::v1alpha3::{self as networking, ServerTlsSettings, server_tls_settings::TlSmode},
     table::Cx,
 };
@@ -246,6 +253,7 @@ impl MergedGateway {
             occupied: BTreeSet::new(),
             plaintext: BTreeMap::new(),
             tls_hosts: BTreeMap::new(),
+            namespaces: OnceCell::new(),
         };
         let exposed = ExposedPorts::of(exposed);
         for gateway in gateways.iter().filter_map(|key| mesh.declared_gateways.get(cx, key)) {
@@ -280,16 +288,34 @@ pub fn selects_namespace(cx: &Cx, mesh: &MeshSnapshot, selector: &LabelSelector,
     labels.is_some_and(|labels| selector.matches(labels))
 }
 
-/// Returns the namespaces of the config cluster that a selector selects, or [`NO_NAMESPACE`]. The reader depends on the
-/// labels of all of them.
-pub fn selected_namespaces(cx: &Cx, mesh: &MeshSnapshot, selector: &LabelSelector) -> Vec<SmolStr> {
-    let all = mesh.namespace_labels.iter(cx);
-    let selected = all.filter(|(_, labels)| selector.matches(labels));
-    let mut names: Vec<SmolStr> = selected.map(|(key, _)| key.name.clone()).collect();
-    if names.is_empty() {
-        names.push(SmolStr::new_static(NO_NAMESPACE));
+/// The namespaces of the config cluster. The reader depends on the labels of all of them.
+struct Namespaces<'a> {
+    all: Vec<(&'a SmolStr, &'a Labels)>,
+    by_label: LabelIndex<'a>,
+}
+
+impl<'a> Namespaces<'a> {
+    fn of(cx: &Cx, mesh: &'a MeshSnapshot) -> Self {
+        let rows = mesh.namespace_labels.iter(cx);
+        let all: Vec<(&SmolStr, &Labels)> = rows.map(|(key, labels)| (&key.name, &**labels)).collect();
+        Self {
+            by_label: LabelIndex::of(all.iter().map(|(_, labels)| *labels)),
+            all,
+        }
     }
-    names
+
+    /// Returns the namespaces that a selector selects, or [`NO_NAMESPACE`].
+    fn selected<'s>(&'s self, selector: &'s LabelSelector) -> impl Iterator<Item = SmolStr> {
+        let candidates: Box<dyn Iterator<Item = usize>> = match self.by_label.candidates(selector) {
+            Some(positions) => Box::new(positions.into_iter()),
+            None => Box::new(0..self.all.len()),
+        };
+        let candidates = candidates.map(move |position| self.all[position]);
+        let selected = candidates.filter(move |(_, labels)| selector.matches(labels));
+        let mut names = selected.map(|(name, _)| name.clone()).peekable();
+        let none = names.peek().is_none().then(|| SmolStr::new_static(NO_NAMESPACE));
+        names.chain(none)
+    }
 }
 
 /// Derives the labels of a namespace of the config cluster, with its name as one. The routes of gateways depend on
@@ -416,9 +442,9 @@ struct HostUsers {
 }
 
 impl HostUsers {
-    fn list(&mut self, cx: &Cx, mesh: &MeshSnapshot) {
+    fn list<'n, 'm: 'n>(&mut self, namespaces: impl FnOnce() -> &'n Namespaces<'m>) {
         if let Some((selector, bind)) = self.sole.take() {
-            let users = selected_namespaces(cx, mesh, &selector).into_iter();
+            let users = namespaces().selected(&selector);
             self.binds.extend(users.map(|user| (Some(user), bind.clone())));
         }
     }
@@ -449,6 +475,8 @@ struct Merge<'a> {
     plaintext: BTreeMap<u32, ServerPort>,
     /// Hosts of TLS servers by port, without namespaces and in lower case.
     tls_hosts: BTreeMap<u32, KeyedMap<SmolStr, HostUsers>>,
+    /// All namespaces, once selectors of listeners for one host are compared.
+    namespaces: OnceCell<Namespaces<'a>>,
 }
 
 impl Merge<'_> {
@@ -510,10 +538,11 @@ impl Merge<'_> {
     /// Records the hosts of a TLS server; returns false if one of them is used on the same address.
     fn take_hosts(&mut self, server: &DeclaredServer, at: &ServerPort) -> bool {
         let (cx, mesh) = (self.cx, self.mesh);
+        let namespaces = || self.namespaces.get_or_init(|| Namespaces::of(cx, mesh));
         let known = self.tls_hosts.entry(at.number).or_default();
         // Names of the client hello are compared in lower case.
         let hosts = server.spec.hosts.iter().map(|host| host.to_ascii_lowercase_smolstr());
-        let mut hosts: Vec<(SmolStr, Option<SmolStr>)> = hosts
+        let hosts: Vec<(SmolStr, Option<SmolStr>)> = hosts
             .map(|host| match host.split_once('/') {
                 Some((user, bare)) => (SmolStr::new(bare), Some(SmolStr::new(user))),
                 None => (host, None),
@@ -528,13 +557,27 @@ impl Merge<'_> {
                 known.extend(hosts.into_iter().map(|(host, _)| (host, unlisted())));
                 return true;
             }
-            let users = selected_namespaces(cx, mesh, selector);
-            let of_host = |(host, _): (SmolStr, _)| users.iter().map(move |user| (host.clone(), Some(user.clone())));
-            hosts = hosts.into_iter().flat_map(of_host).collect();
+            // Most listeners that conflict have the first namespaces in common.
+            let is_used = |(host, _): &(SmolStr, Option<SmolStr>)| {
+                known.get_mut(host).is_some_and(|users| {
+                    users.list(namespaces);
+                    let mut selected = namespaces().selected(selector);
+                    selected.any(|user| users.binds.get(&Some(user)) == Some(&at.bind))
+                })
+            };
+            if hosts.iter().any(is_used) {
+                return false;
+            }
+            for (host, _) in hosts {
+                let binds = &mut known.entry(host).or_default().binds;
+                let selected = namespaces().selected(selector);
+                binds.extend(selected.map(|user| (Some(user), at.bind.clone())));
+            }
+            return true;
         }
         let is_used = |(host, user): &(SmolStr, Option<SmolStr>)| {
             known.get_mut(host).is_some_and(|users| {
-                users.list(cx, mesh);
+                users.list(namespaces);
                 users.binds.get(user) == Some(&at.bind)
             })
         };
