@@ -52,6 +52,12 @@ const WORKLOAD_ENTRY: &str = "/networking.istio.io/WorkloadEntry/";
 const SERVICE_ENTRY: &str = "/networking.istio.io/ServiceEntry/";
 const ENDPOINT_SLICE: &str = "/discovery.k8s.io/EndpointSlice/";
 
+/// The number of services that a pod or WorkloadEntry may serve. Each is part of the message of each workload, and so
+/// are its ports.
+const MAX_SERVICES: usize = 1_000;
+/// The number of ports that a pod, a WorkloadEntry or an endpoint of a slice may have for all its services.
+const MAX_PORTS: usize = 10_000;
+
 /// Resource name of a workload.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkloadUid(SmolStr);
@@ -356,11 +362,27 @@ fn names(services: &Services) -> Vec<ServiceKey> {
     services.iter().map(|(key, _)| key.service.clone()).collect()
 }
 
-/// Returns the ports of each service by the name of its resource.
-fn ports_of(services: &Services, ports: impl Fn(&ClusterService) -> Vec<Port>) -> BTreeMap<String, PortList> {
+/// Keeps the oldest of the services that a workload may serve.
+fn keep_oldest(services: &mut Services) {
+    if services.len() > MAX_SERVICES {
+        services.sort_by_key(|(key, service)| (service.declared.creation, *key));
+        services.truncate(MAX_SERVICES);
+    }
+}
+
+/// Returns the ports of each service by the name of its resource, `most` of them for all.
+fn ports_of(
+    services: &Services,
+    most: usize,
+    ports: impl Fn(&ClusterService) -> Vec<Port>,
+) -> BTreeMap<String, PortList> {
+    let mut left = most;
     let list = services.iter().map(|(key, service)| {
         let name = super::service::resource_name(&key.service);
-        (name.to_string(), PortList { ports: ports(service) })
+        let mut ports = if left == 0 { Vec::new() } else { ports(service) };
+        ports.truncate(left);
+        left -= ports.len();
+        (name.to_string(), PortList { ports })
     });
     list.collect()
 }
@@ -400,7 +422,7 @@ struct Derivation<'a> {
 
 impl<'a> Derivation<'a> {
     /// Returns the services of the object's cluster whose selectors match labels, in the order of the first labels of
-    /// these.
+    /// these; of too many the oldest.
     fn selecting(&self, labels: &Labels, kinds: &[ServiceSource]) -> Services<'a> {
         let (cx, mesh) = (self.cx, self.mesh);
         let ObjectKey { cluster, namespace, .. } = self.object;
@@ -413,6 +435,7 @@ impl<'a> Derivation<'a> {
             kinds.contains(&service.declared.key.source) && select::subset(&service.declared.selector, labels)
         });
         let mut found: Services = matching.collect();
+        keep_oldest(&mut found);
         found.sort_by(|(_, one), (_, other)| {
             let (one, other) = (&one.declared.selector, &other.declared.selector);
             one.iter().next().cmp(&other.iter().next())
@@ -447,6 +470,8 @@ impl<'a> Derivation<'a> {
                 services.extend(service.filter(|(key, _)| known.insert(*key)));
             }
         }
+        // Those that select the pod come first.
+        services.truncate(MAX_SERVICES);
         let common = Common {
             uid: self.uid,
             object: self.object,
@@ -463,7 +488,7 @@ impl<'a> Derivation<'a> {
             addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
             service_account: pod.service_account.to_string(),
             node: pod.node_name.to_string(),
-            services: ports_of(&services, |service| target_ports(service, true, named)),
+            services: ports_of(&services, MAX_PORTS, |service| target_ports(service, true, named)),
             status: status(is_healthy).into(),
             locality: node_locality(self.cx, self.mesh, pod),
             network_mode: if pod.host_network {
@@ -500,7 +525,7 @@ impl<'a> Derivation<'a> {
             workload_name: &entry_name(&entry.meta.annotations, &labels, entry.meta.name()),
             services: &services,
         };
-        of_spec(&entry.spec, &services, common.workload(self.cx, self.mesh))
+        of_spec(&entry.spec, &services, MAX_PORTS, common.workload(self.cx, self.mesh))
     }
 
     /// Derives the workload of an endpoint of a ServiceEntry, or of one of its hosts.
@@ -538,7 +563,9 @@ impl<'a> Derivation<'a> {
             workload_name: entry.meta.name(),
             services: &services,
         };
-        Some(of_spec(&endpoint, &services, common.workload(self.cx, self.mesh)))
+        // Those of a ServiceEntry have a limit of their own (`model::endpoint::demand`).
+        let common = common.workload(self.cx, self.mesh);
+        Some(of_spec(&endpoint, &services, usize::MAX, common))
     }
 
     /// Derives the workload of an endpoint without a pod.
@@ -555,7 +582,7 @@ impl<'a> Derivation<'a> {
             addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
             network: cluster_network(self.cx, self.mesh, &self.object.cluster).to_string(),
             trust_domain: trust_domain(self.cx, self.mesh),
-            services: ports_of(&services, |_| own.ports.to_vec()),
+            services: ports_of(&services, MAX_PORTS, |_| own.ports.to_vec()),
             status: status(endpoint.ready.unwrap_or(true)).into(),
             cluster_id: self.object.cluster.to_string(),
             // Its address may be that of another workload.
@@ -612,8 +639,8 @@ fn locality(region: String, zone: String, subzone: String) -> Option<Locality> {
     is_known.then_some(Locality { region, zone, subzone })
 }
 
-/// Returns the workload of a WorkloadEntry or of an endpoint of a ServiceEntry.
-fn of_spec(spec: &WorkloadEntry, services: &Services, common: Workload) -> AmbientWorkload {
+/// Returns the workload of a WorkloadEntry or of an endpoint of a ServiceEntry, with `most_ports` ports of services.
+fn of_spec(spec: &WorkloadEntry, services: &Services, most_ports: usize, common: Workload) -> AmbientWorkload {
     let address = cidr::parse_ip(&spec.address);
     let mut parts = spec.locality.split('/').map(str::to_owned);
     let mut part = || parts.next().unwrap_or_default();
@@ -626,7 +653,7 @@ fn of_spec(spec: &WorkloadEntry, services: &Services, common: Workload) -> Ambie
             spec.address.clone()
         },
         service_account: spec.service_account.clone(),
-        services: ports_of(services, |service| target_ports(service, false, named)),
+        services: ports_of(services, most_ports, |service| target_ports(service, false, named)),
         locality: locality(part(), part(), part()),
         capacity: (spec.weight > 0).then_some(spec.weight),
         ..common
@@ -713,6 +740,44 @@ mod tests {
         assert_eq!(few.decoded().authorization_policies.len(), 2);
         assert_eq!(many, few);
         assert!(reads < 100, "{reads}");
+    }
+
+    /// Returns the number of services of a pod that Services with some ports select, and that of all their ports.
+    fn served(services: usize, ports: usize) -> (usize, usize) {
+        let ports: Vec<String> = (1..=ports)
+            .map(|port| format!("{{name: p{port}, port: {port}}}"))
+            .collect();
+        let ports = ports.join(", ");
+        let service = |number: usize| {
+            format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: a}}\n\
+                 spec: {{selector: {{app: x}}, ports: [{ports}]}}\n---\n"
+            )
+        };
+        let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: a, labels: {app: x}}\n\
+                   status: {phase: Running, podIP: 192.0.2.1}\n";
+        let objects: String = (0..services).map(service).chain([pod.to_owned()]).collect();
+        let installation = Installation {
+            features: Features {
+                pilot_enable_ambient: true,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let world = fixture::folder_world(installation, &[("objects.yaml", &objects)]);
+        let uid = WorkloadUid::new("Kubernetes//Pod/a/p");
+        let workload = workload(&Cx::untracked(), &world.snapshot(), &uid).expect("the pod exists");
+        let message = workload.decoded();
+        assert_eq!(message.services.len(), workload.services.len());
+        let ports = message.services.values().map(|list| list.ports.len());
+        (message.services.len(), ports.sum())
+    }
+
+    #[test]
+    fn r21_services_and_ports_of_a_workload_are_limited() {
+        assert_eq!(served(3, 2), (3, 6));
+        assert_eq!(served(1_003, 1), (1_000, 1_000));
+        assert_eq!(served(12, 1_000), (12, 10_000));
     }
 
     #[test]
