@@ -20,6 +20,7 @@ mod name_set;
 mod retry;
 pub mod routes;
 pub(crate) mod sidecar;
+pub(crate) mod surplus;
 #[cfg(test)]
 mod tests;
 mod translation;

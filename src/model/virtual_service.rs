@@ -97,6 +97,8 @@ pub struct VirtualServiceSummary {
     pub by_port: bool,
     /// True if some HTTP route matches every request, so that every client has a route.
     pub unconditional: bool,
+    /// The number of ports of a service on which the HTTP routes apply: they are repeated for each.
+    pub most_ports: u32,
 }
 
 impl VirtualServiceSummary {
@@ -466,6 +468,7 @@ pub fn summary(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualS
             .any(|condition| !condition.gateways.is_empty()),
         by_port: row.http.as_written().any(mentions_port),
         unconditional: row.http.as_written().any(|http| http.r#match.is_empty()),
+        most_ports: output::most_ports(mesh, &row.http),
     })
 }
 

@@ -23,6 +23,7 @@ use super::{
     fragment::{self, FragmentKey},
     hash, http,
     routes::Routes,
+    surplus,
     virtual_host::{self, CatchAll, ServiceNames, VirtualHosts},
 };
 pub use common::CommonRouteList;
@@ -112,7 +113,10 @@ pub(crate) type BindingPool = SharedPool<Binding>;
 /// A VirtualService and its hosts in one route configuration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Binding {
-    routes: FragmentKey,
+    /// Its routes; `None` to refuse requests, because they do not apply on this port of the services.
+    routes: Option<FragmentKey>,
+    /// The number of ports of a service on which they apply, if the configuration has all ports; otherwise 0.
+    most_ports: u32,
     /// Hosts that are services.
     services: Vec<ServiceRef>,
     /// Other hosts, in lower case.
@@ -260,7 +264,7 @@ impl SidecarRoutes {
 
     /// Returns the fragments that it consists of.
     pub(super) fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
-        self.bindings.iter().map(|binding| &binding.routes)
+        self.bindings.iter().filter_map(|binding| binding.routes.as_ref())
     }
 
     /// Joins the ports. If one route configuration has all ports, names without a port mean port 80.
@@ -296,16 +300,31 @@ impl SidecarRoutes {
     fn groups<'a>(&'a self, ctx: &BuildContext<'a>) -> Vec<HostGroup<'a>> {
         let mut groups = Vec::with_capacity(self.bindings.len() + self.services.len());
         let mut taken: BTreeSet<&ServiceKey> = BTreeSet::new();
+        let refusal = Shared::new(surplus::refusal());
         for binding in self.bindings.iter() {
-            let routes = fragment::routes(ctx, &binding.routes);
+            let routes = match &binding.routes {
+                Some(key) => fragment::routes(ctx, key).clone(),
+                None => refusal.clone(),
+            };
             if routes.is_empty() {
                 continue;
             }
             let services = binding.services.iter().filter_map(|listed| ctx.member(listed));
             let mut by_port: BTreeMap<u32, Vec<Cow<Shared<Service>>>> = BTreeMap::new();
+            let mut refused: BTreeMap<u32, Vec<Cow<Shared<Service>>>> = BTreeMap::new();
             for service in services {
-                for port in self.routed_ports(service) {
-                    by_port.entry(port.number).or_default().push(self.shown(service));
+                let ports = self.routed_ports(service);
+                let last = match self.port {
+                    0 => surplus::last_port(ports.iter().map(|port| port.number), binding.most_ports),
+                    _ => u32::MAX,
+                };
+                for port in ports {
+                    let served = if port.number <= last {
+                        &mut by_port
+                    } else {
+                        &mut refused
+                    };
+                    served.entry(port.number).or_default().push(self.shown(service));
                     // Only services with default routes are looked up.
                     if !self.services.is_empty() {
                         taken.insert(&service.key);
@@ -315,11 +334,23 @@ impl SidecarRoutes {
             if by_port.is_empty() && self.port == HTTP_PORT {
                 by_port.insert(HTTP_PORT, Vec::new());
             }
+            let most = surplus::most_ports_of_hosts(ctx.mesh, binding.hosts.len());
+            let last = surplus::last_port(by_port.keys().copied(), most);
             groups.extend(by_port.into_iter().map(|(port, services)| HostGroup {
                 port,
                 services,
-                hosts: &binding.hosts,
+                hosts: if port == HTTP_PORT || port <= last {
+                    &binding.hosts
+                } else {
+                    &[]
+                },
                 routes: routes.parts(),
+            }));
+            groups.extend(refused.into_iter().map(|(port, services)| HostGroup {
+                port,
+                services,
+                hosts: &[],
+                routes: refusal.parts(),
             }));
         }
         let routes = LazyCell::new(|| http::DefaultRoutes::shared(ctx));

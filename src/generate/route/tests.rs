@@ -517,6 +517,46 @@ fn r21_services_of_one_host_may_have_many_ports() {
     }
 }
 
+/// Routes are repeated for each port of a service, and so are the other hosts of the VirtualService.
+#[test]
+fn r21_routes_apply_on_a_limited_number_of_ports() {
+    const HOST: &str = "d.default.svc.cluster.local";
+    let ports: Vec<String> = (1000..1045)
+        .map(|number| format!("{{name: http-{number}, port: {number}}}"))
+        .collect();
+    let service = format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: d}}\nspec: {{clusterIP: 10.0.0.4, ports: [{}]}}\n",
+        ports.join(", ")
+    );
+    let others: Vec<String> = (0..14).map(|number| format!("x{number}.example.com")).collect();
+    let spec = format!(
+        "{{hosts: [{HOST}, {}], http: [{{route: [{{destination: {{host: {HOST}, port: {{number: 1000}}}}}}]}}]}}",
+        others.join(", ")
+    );
+    let config = [service, virtual_service("d", &spec)].concat();
+    let features = Features {
+        pilot_max_routes_per_object: 40,
+        ..Features::default()
+    };
+    let mesh = "proxyHttpPort: 15002\n";
+    let fixture = Fixture::with_mesh(mesh, &config, features, vec![sidecar(&json!({}))]);
+    let others = |route: &str| {
+        let hosts = fixture.hosts(route).into_iter();
+        hosts.filter(|(name, _)| name.starts_with('x')).count()
+    };
+    let status = |route: &str, port: u32| {
+        let host = fixture.host(route, &format!("{HOST}:{port}"));
+        assert_eq!(host["routes"].as_array().map(Vec::len), Some(1), "{route} {port}");
+        host["routes"][0]["directResponse"]["status"].clone()
+    };
+    assert_eq!((others("1000"), others("1025"), others("1026")), (14, 14, 0));
+    for port in [1000, 1039, 1040, 1044] {
+        let expected = if port < 1040 { Value::Null } else { json!(404) };
+        assert_eq!(status(&port.to_string(), port), expected, "{port}");
+        assert_eq!(status("http_proxy", port), expected, "{port} of an HTTP proxy");
+    }
+}
+
 /// A destination without a port has the only one of its service, or else that of the server. Each of tens of thousands
 /// of servers may have routes of its own, which must not read all ports of a host with several services.
 #[test]

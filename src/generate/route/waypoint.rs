@@ -8,6 +8,7 @@ use super::{
     destination::{self, PortInference, TargetMap, TargetRows},
     http::{self, DefaultRoutes},
     routes::Routes,
+    surplus,
     translation::Translation,
 };
 use crate::{
@@ -69,6 +70,8 @@ pub(crate) struct ServedPort<'a> {
     pub(crate) port: u32,
     /// Name of its cluster.
     pub(crate) cluster: &'a str,
+    /// True if the service has too many ports for the routes of its VirtualServices, which refuse requests to this one.
+    pub(crate) is_surplus: bool,
 }
 
 /// Encodes the routes of a service port: those of its VirtualServices, or else one route to its cluster.
@@ -86,6 +89,12 @@ pub(crate) fn of_port(ctx: &BuildContext, port: &ServedPort, append_forwarded_ho
         port: port.port,
         domain,
     };
+    if port.is_surplus {
+        return WaypointRoutes {
+            configuration: configuration(&host, &[surplus::refusal()], false),
+            declared: true,
+        };
+    }
     let client = RouteProxyView {
         namespace: port.served.namespace().clone(),
         // The caller's labels are unknown to a waypoint.
@@ -118,6 +127,19 @@ pub(crate) fn of_port(ctx: &BuildContext, port: &ServedPort, append_forwarded_ho
         configuration: configuration(&host, &routes, raises_limit),
         declared: true,
     }
+}
+
+/// Returns the last port of a service, by number, on which all VirtualServices of the service apply.
+pub(crate) fn last_port(ctx: &BuildContext, service: &Service, declared: &[&Shared<VirtualService>]) -> u32 {
+    let summaries = declared
+        .iter()
+        .filter_map(|declared| ctx.mesh.virtual_service_summaries.get(ctx.cx, &declared.meta.key));
+    let most = summaries.map(|summary| summary.most_ports).min();
+    most.map_or(u32::MAX, |most| {
+        let ports = service.ports.iter();
+        let routed = ports.filter(|port| port.protocol.is_http() || port.protocol.is_unsupported());
+        surplus::last_port(routed.map(|port| port.number), most)
+    })
 }
 
 /// Returns true if a direct response is larger than Envoy accepts by default. Envoy would refuse the whole listener.

@@ -40,6 +40,14 @@ impl HttpRoutes {
         })
     }
 
+    /// Returns the number of routes that these count as, where the output of objects is limited.
+    pub(super) fn counted(&self) -> u64 {
+        match self {
+            Self::Written(object) => units::sum(object.spec.http.iter().map(units::of_http)),
+            Self::Resolved(requests) => requests.counted(),
+        }
+    }
+
     /// Returns true if the route at this position asks the endpoint picker of its destination.
     pub fn asks_picker(&self, position: usize) -> bool {
         match self {

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MESH_GATEWAY, Requests, Resolver, Semantics, VirtualService, declared::Declared, delegate, units};
+use super::{
+    HttpRoutes, MESH_GATEWAY, Requests, Resolver, Semantics, VirtualService, declared::Declared, delegate, units,
+};
 use crate::{
     api::{Config, Kind},
     base::{
@@ -148,6 +150,14 @@ impl VirtualService {
         }
         numbers
     }
+}
+
+/// Returns the number of ports of a service on which HTTP routes apply: as many as they reach the limit of an object
+/// with, and no fewer than a small object may have routes. It is rounded, because scopes of sidecars depend on it.
+pub(super) fn most_ports(mesh: &MeshSnapshot, http: &HttpRoutes) -> u32 {
+    let routes = http.counted().max(1).next_power_of_two();
+    let limit = Limits::of(mesh, Kind::VirtualService).object;
+    u32::try_from((limit / routes).max(SMALL)).unwrap_or(u32::MAX)
 }
 
 /// Numbers of routes: one for each match, and more for large ones.

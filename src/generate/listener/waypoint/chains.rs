@@ -113,10 +113,12 @@ impl ServiceChains {
         let is_multi_network = ctx.mesh.installation.features.ambient_enable_multi_network;
         let of_clusters = || ctx.mesh.ambient_services.get(ctx.cx, &self.service);
         let of_clusters = is_multi_network.then(of_clusters).flatten();
+        let declared = served.virtual_services(&service.key);
         let builder = ChainsBuilder {
             stack: FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound),
             client,
-            declared: served.virtual_services(&service.key),
+            last_routed: route::last_port(ctx, service, &declared),
+            declared,
             served,
             service,
             addresses: addresses(client, service, of_clusters.map(|service| &**service)),
@@ -226,6 +228,8 @@ struct ChainsBuilder<'a> {
     served: Served<'a>,
     /// VirtualServices of the service, in order of precedence.
     declared: Vec<&'a Shared<VirtualService>>,
+    /// The last port on which the HTTP routes of these apply.
+    last_routed: u32,
     service: &'a Service,
     /// Addresses of the service.
     addresses: Vec<SmolStr>,
@@ -253,6 +257,7 @@ impl ChainsBuilder<'_> {
                 service,
                 port: port.number,
                 cluster: &name,
+                is_surplus: port.number > self.last_routed,
             };
             let mut filters = self.destination(port.number);
             let filters = match traffic {

@@ -18,11 +18,12 @@ use crate::{
             RouteProxyView,
             destination::Target,
             domains::lower_case,
-            fragment::{self, DeclaredRoutes, Fragment, TrafficOrigin},
+            fragment::{self, DeclaredRoutes, Fragment, FragmentKey, TrafficOrigin},
+            surplus,
         },
     },
     model::{
-        Service, ServiceKey, SidecarScope,
+        MeshSnapshot, Service, ServiceKey, SidecarScope,
         destination_rule::RuleRef,
         service::{Protocol, Resolution, ScopedService, ServiceRef},
         sidecar_scope::EgressListener,
@@ -64,6 +65,8 @@ struct RelatedService<'a> {
     most_specific: Option<VirtualServiceIndex>,
     /// The cached rule, see [`EgressView::rule`], for the one proxy view that uses the view.
     rule: OnceCell<Option<Shared<RuleRef>>>,
+    /// Its ports with HTTP routes, sorted, if there are many.
+    many_ports: OnceCell<Vec<u32>>,
 }
 
 /// Services of an egress listener that a restricted view leaves out.
@@ -146,6 +149,45 @@ struct VisibleVirtualService<'a> {
     hosts: Vec<Hostname>,
     /// The services that each host overlaps.
     overlapping: Vec<Vec<ServiceIndex>>,
+    /// Set if the hosts are too many for the ports of their services.
+    spread: Option<LimitedSpread>,
+}
+
+/// The ports of a VirtualService whose hosts are repeated for some of them only. A service may have tens of thousands,
+/// and a VirtualService thousands of other hosts, which have its routes on each.
+struct LimitedSpread {
+    /// The last port, by number, with the hosts whose services lack it. Port 80 has them, too.
+    last_port: u32,
+    /// The positions of the hosts whose services have a port.
+    by_port: BTreeMap<u32, Vec<usize>>,
+}
+
+impl LimitedSpread {
+    /// Returns the ports of hosts with these services; `None` if each may have all hosts.
+    fn of(mesh: &MeshSnapshot, overlapping: &[Vec<ServiceIndex>], services: &[VisibleHost]) -> Option<Self> {
+        if overlapping.len() < 2 {
+            return None;
+        }
+        let numbers = |index: &ServiceIndex| {
+            let routed = services[index.0].ports().filter(|(_, port)| is_routed(port.protocol));
+            routed.map(|(_, port)| port.number)
+        };
+        let most = surplus::most_ports_of_hosts(mesh, overlapping.len());
+        let last_port = surplus::last_port(overlapping.iter().flatten().flat_map(numbers), most);
+        if last_port == u32::MAX {
+            return None;
+        }
+        let mut by_port: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (position, services) in overlapping.iter().enumerate() {
+            for number in services.iter().flat_map(numbers) {
+                let positions = by_port.entry(number).or_default();
+                if positions.last() != Some(&position) {
+                    positions.push(position);
+                }
+            }
+        }
+        Some(Self { last_port, by_port })
+    }
 }
 
 impl<'a> EgressView<'a> {
@@ -185,9 +227,11 @@ impl<'a> EgressView<'a> {
             .map(|(position, host)| (lower_case(&host.row.key.hostname), ServiceIndex(position)))
             .collect();
         let relations = RelatedHosts::of(&hosts, &by_host);
-        let visible = |(key, hosts)| {
+        let visible = |(key, names)| {
             let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key)?;
-            Some(VisibleVirtualService::of(key, summary, hosts, &relations))
+            let declared = VisibleVirtualService::of(key, summary, names, &relations);
+            let spread = LimitedSpread::of(ctx.mesh, &declared.overlapping, &hosts);
+            Some(VisibleVirtualService { spread, ..declared })
         };
         let virtual_services: Vec<_> = virtual_services.filter_map(visible).collect();
         let mut by_port: BTreeMap<u32, Vec<VirtualServiceIndex>> = BTreeMap::new();
@@ -215,6 +259,7 @@ impl<'a> EgressView<'a> {
             virtual_services,
             most_specific,
             rule: OnceCell::new(),
+            many_ports: OnceCell::new(),
         });
         Self {
             ctx: *ctx,
@@ -321,12 +366,14 @@ impl<'a> EgressView<'a> {
         } else {
             concerned.collect()
         };
-        let bindings = applied.into_iter().filter_map(|index| {
-            let (services, hosts) = self.bound(index, port, &client.namespace)?;
-            self.take(index, &services, &mut taken);
-            Some(self.binding(index, port, client, services, hosts))
-        });
-        (bindings.collect(), taken)
+        let mut bindings = Vec::new();
+        for index in applied {
+            if let Some((services, hosts)) = self.bound(index, port, &client.namespace) {
+                self.take(index, &services, &mut taken);
+                bindings.extend(self.bindings_with(index, port, client, services, hosts));
+            }
+        }
+        (bindings, taken)
     }
 
     /// Returns the VirtualServices of one service on a port, restricted to that service, and the service if they take
@@ -346,10 +393,10 @@ impl<'a> EgressView<'a> {
                 return None;
             }
             self.take(*index, &services, &mut taken);
-            Some(self.binding(*index, port, client, services, Vec::new()))
+            Some(self.bindings_with(*index, port, client, services, Vec::new()))
         };
         let applied = &self.services[service.0].virtual_services;
-        let bindings = applied.iter().filter_map(reduced).collect();
+        let bindings = applied.iter().filter_map(reduced).flatten().collect();
         (bindings, taken)
     }
 
@@ -358,6 +405,36 @@ impl<'a> EgressView<'a> {
         if self.virtual_services[index.0].summary.unconditional {
             taken.extend(services);
         }
+    }
+
+    /// Returns the binding of a VirtualService on a port, and one that refuses requests to the services of which the
+    /// port is surplus.
+    fn bindings_with(
+        &self,
+        index: VirtualServiceIndex,
+        port: u32,
+        client: &RouteProxyView,
+        services: Vec<ServiceIndex>,
+        hosts: Vec<Hostname>,
+    ) -> Vec<Hashed<Binding>> {
+        let most = self.virtual_services[index.0].summary.most_ports;
+        let is_surplus = |service: &ServiceIndex| self.is_surplus(*service, port, most);
+        let (surplus, kept): (Vec<ServiceIndex>, Vec<ServiceIndex>) = services.into_iter().partition(is_surplus);
+        let mut bindings = Vec::with_capacity(1);
+        if !kept.is_empty() || port == HTTP_PORT && !hosts.is_empty() {
+            bindings.push(self.binding(index, port, client, kept, hosts));
+        }
+        if !surplus.is_empty() {
+            bindings.push(self.share(port, None, 0, surplus, Vec::new()));
+        }
+        bindings
+    }
+
+    /// Returns true if a port is not among the first ports of a service with HTTP routes, of which `most` count.
+    fn is_surplus(&self, index: ServiceIndex, port: u32, most: u32) -> bool {
+        let service = &self.services[index.0];
+        let ports = service.many_ports.get_or_init(|| service.host.many_routed_ports());
+        ports.get(most as usize).is_some_and(|first| port >= *first)
     }
 
     fn binding(
@@ -375,8 +452,22 @@ impl<'a> EgressView<'a> {
             targets: self.targets(declared, port),
             by_source: declared.summary.by_source,
         };
+        let routes = Fragment::declared(&self.ctx, routes, client);
+        let most_ports = if port == 0 { declared.summary.most_ports } else { 0 };
+        self.share(port, Some(routes), most_ports, services, hosts)
+    }
+
+    fn share(
+        &self,
+        port: u32,
+        routes: Option<FragmentKey>,
+        most_ports: u32,
+        services: Vec<ServiceIndex>,
+        hosts: Vec<Hostname>,
+    ) -> Hashed<Binding> {
         self.ctx.memo.get::<Shared<BindingPool>>().share(Binding {
-            routes: Fragment::declared(&self.ctx, routes, client),
+            routes,
+            most_ports,
             services: services
                 .into_iter()
                 .filter_map(|service| self.host(service).reference(port))
@@ -390,7 +481,14 @@ impl<'a> EgressView<'a> {
         let declared = &self.virtual_services[index.0];
         let mut services: Vec<ServiceIndex> = Vec::new();
         let mut hosts = Vec::new();
-        for (name, overlapping) in declared.hosts.iter().zip(&declared.overlapping) {
+        let spread = declared.spread.as_ref();
+        let spread = spread.filter(|spread| port != HTTP_PORT && port > spread.last_port);
+        let positions: Box<dyn Iterator<Item = usize> + '_> = match spread {
+            None => Box::new(0..declared.hosts.len()),
+            Some(spread) => Box::new(spread.by_port.get(&port).into_iter().flatten().copied()),
+        };
+        for position in positions {
+            let (name, overlapping) = (&declared.hosts[position], &declared.overlapping[position]);
             if !host::is_wildcard(name) {
                 match self
                     .by_host
@@ -398,7 +496,8 @@ impl<'a> EgressView<'a> {
                     .filter(|service| self.has_port(**service, port))
                 {
                     Some(service) => services.push(*service),
-                    None => hosts.push(name.clone()),
+                    None if spread.is_none() => hosts.push(name.clone()),
+                    None => {}
                 }
                 continue;
             }
@@ -408,7 +507,9 @@ impl<'a> EgressView<'a> {
                 .peekable();
             let elsewhere = || self.others.as_ref().is_some_and(|others| others.overlaps(name, port));
             if declared.summary.semantics == Semantics::Gateway || on_port.peek().is_none() && !elsewhere() {
-                hosts.push(name.clone());
+                if spread.is_none() {
+                    hosts.push(name.clone());
+                }
                 continue;
             }
             services.extend(on_port.filter(|service| self.services[service.0].most_specific == Some(index)));
@@ -482,6 +583,7 @@ impl<'a> VisibleVirtualService<'a> {
             summary,
             hosts,
             overlapping,
+            spread: None,
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::{
     base::Shared,
     model::{
         Service,
+        output_limit::SMALL,
         service::{MergedService, Protocol, ScopedService, ServicePort, ServiceRef},
         sidecar_scope::EgressListener,
     },
@@ -132,6 +133,18 @@ impl<'a> VisibleHost<'a> {
             found.insert(0, self.is_routed(0));
         }
         found
+    }
+
+    /// Returns the numbers of its ports with HTTP routes, sorted, if there are more than a small object has routes.
+    pub(super) fn many_routed_ports(&self) -> Vec<u32> {
+        let routed = self.ports().filter(|(_, port)| is_routed(port.protocol));
+        let mut numbers: Vec<u32> = routed.map(|(_, port)| port.number).collect();
+        if numbers.len() as u64 <= SMALL {
+            return Vec::new();
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
     }
 
     fn services(&self) -> impl Iterator<Item = &'a Shared<Service>> + use<'a, '_> {
