@@ -16,6 +16,9 @@ use crate::{
     base::{Labels, Shared},
 };
 
+/// The number of namespaces in `exportTo` in which a host is looked up. An object with more is an error, and may name
+/// thousands of hosts.
+const MAX_EXPORTS: usize = 4_000;
 /// The scope of hosts that every namespace sees.
 pub(super) const ALL: &str = "*";
 
@@ -123,7 +126,8 @@ impl Hosts {
     fn of_name(&self, namespace: &str, exported_to: &Value, host: &str) -> Option<&Destination> {
         let declared = self.0.get(host)?;
         let own = items(exported_to).is_empty().then(|| seen_in(namespace, declared));
-        let mut exported = texts(exported_to).map(|scope| if scope == "." { namespace } else { scope });
+        let exported = texts(exported_to).take(MAX_EXPORTS);
+        let mut exported = exported.map(|scope| if scope == "." { namespace } else { scope });
         seen_in(ALL, declared)
             .or(own.flatten())
             .or_else(|| exported.find_map(|scope| seen_in(scope, declared)))
@@ -217,5 +221,19 @@ mod tests {
         assert!(found.is_none(), "the Service is not exported there");
         let found = hosts.find("far", &Value::Null, "web.n.svc.cluster.local");
         assert!(found.is_some_and(|found| found.has_port(80) && !found.has_port(81)));
+    }
+
+    #[test]
+    fn r21_hosts_are_looked_up_in_a_limited_number_of_namespaces() {
+        let entry = json!({"metadata": {"name": "entry", "namespace": "n"},
+            "spec": {"hosts": ["a.test"], "ports": [], "exportTo": ["other"]}});
+        let entry = Object::of(Kind::ServiceEntry.into(), entry, "").unwrap();
+        let hosts = Hosts::of(&Mesh::new([entry], Settings::default()));
+        let finds = |others: usize| {
+            let mut exported: Vec<String> = (0..others).map(|number| format!("s{number}")).collect();
+            exported.push("other".to_owned());
+            hosts.find("x", &json!(exported), "a.test").is_some()
+        };
+        assert!(finds(3) && finds(MAX_EXPORTS - 1) && !finds(MAX_EXPORTS));
     }
 }

@@ -60,9 +60,12 @@ pub(in crate::analyze) fn destinations(mesh: &Mesh, report: &mut Report) {
     let hosts = Hosts::of(mesh);
     let subsets = subsets_by_host(mesh);
     for service in mesh.of(Kind::VirtualService) {
+        // Many routes may lead to one host, and each look-up may read thousands of namespaces.
+        let mut known: BTreeMap<&str, Option<&Destination>> = BTreeMap::new();
         for Route { path, to } in routes(service) {
             let host = text(&to["host"]);
-            match hosts.find(&service.namespace, service.spec("exportTo"), host) {
+            let find = || hosts.find(&service.namespace, service.spec("exportTo"), host);
+            match *known.entry(host).or_insert_with(find) {
                 Some(destination) => port(service, &path, to, destination, report),
                 None => {
                     let text = format!("{path}.host: {host:?} is not a service of the mesh");
