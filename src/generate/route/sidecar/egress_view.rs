@@ -5,7 +5,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use super::{Binding, BindingPool, DefaultHost, HTTP_PORT, is_routed, visible_host::VisibleHost};
+use super::{
+    Binding, BindingPool, DefaultHost, HTTP_PORT, is_routed,
+    visible_host::{ListedServices, VisibleHost},
+};
 use crate::{
     base::{
         Hashed, Hostname, ObjectKey, Shared, SmolStr,
@@ -77,6 +80,8 @@ pub(super) struct OmittedServices<'a> {
     pub(super) by_host: &'a BTreeMap<String, &'a ServiceKey>,
     /// The same by the end of the host, if a VirtualService of the listener has a wildcard.
     pub(super) by_end: &'a HostsByEnd<Vec<&'a ServiceKey>>,
+    /// The same by row.
+    pub(super) listed: &'a ListedServices<'a>,
 }
 
 impl<'a> OmittedServices<'a> {
@@ -535,13 +540,13 @@ impl<'a> EgressView<'a> {
     }
 
     /// Returns the service that represents an omitted host on a port.
-    fn omitted(&self, key: &ServiceKey, port: u32) -> Option<ScopedService> {
+    fn omitted(&self, others: &OmittedServices, key: &ServiceKey, port: u32) -> Option<ScopedService> {
         let row = self.ctx.mesh.visibility.get(self.ctx.cx, key)?;
         if row.members.is_empty() {
             let key = key.clone();
             return Some(ScopedService { key, merged: None });
         }
-        VisibleHost::of(self.ctx.service(key)?, self.egress).scoped(port)
+        VisibleHost::of(self.ctx.service(key)?, others.listed).scoped(port)
     }
 
     fn targets(&self, declared: &VisibleVirtualService, port: u32) -> Vec<Target> {
@@ -556,8 +561,10 @@ impl<'a> EgressView<'a> {
             .map(|host| {
                 let index = self.by_host.get(host.as_str());
                 let own = index.and_then(|index| self.host(*index).scoped(port));
-                let others = self.others.as_ref();
-                let other = || self.omitted(others?.with_port(host, port)?, port);
+                let other = || {
+                    let others = self.others.as_ref()?;
+                    self.omitted(others, others.with_port(host, port)?, port)
+                };
                 Target {
                     host: host.clone(),
                     service: own.or_else(other),

@@ -13,7 +13,7 @@ use super::{
     Binding, BindingPool, RouteConfigProxyView, ServiceNames, SidecarRoutes,
     domains::{self, NameSpace, PortForms, lower_case},
     egress_view::{EgressView, OmittedServices, is_http_proxy},
-    visible_host::VisibleHost,
+    visible_host::{ListedServices, VisibleHost},
 };
 use crate::{
     base::{
@@ -122,6 +122,8 @@ pub(crate) fn list<'n>(
 /// Hosts of one egress listener.
 struct HostIndex<'a> {
     egress: &'a EgressListener,
+    /// Services by row.
+    listed: ListedServices<'a>,
     /// Services by host in lower case.
     by_host: BTreeMap<String, &'a ServiceKey>,
     /// Services by the end of their hosts, if a VirtualService has a wildcard.
@@ -213,6 +215,7 @@ impl<'a> HostIndex<'a> {
         let by_end = has_wildcards.then(|| HostsByEnd::of(by_host.iter().map(|(host, key)| (host.as_str(), *key))));
         Self {
             egress,
+            listed: ListedServices::of(egress),
             by_end: by_end.unwrap_or_default(),
             by_host,
             declared,
@@ -242,7 +245,7 @@ impl<'a> HostIndex<'a> {
         let names: Vec<&str> = hosts.iter().copied().chain([host]).collect();
         let services = hosts.iter().filter_map(|host| ctx.service(self.by_host.get(*host)?));
         let services: Vec<&Shared<Service>> = services.collect();
-        let visible = services.iter().map(|row| VisibleHost::of(row, self.egress)).collect();
+        let visible = services.iter().map(|row| VisibleHost::of(row, &self.listed)).collect();
         let keys = virtual_services.iter().map(|position| {
             let relevant = self.route_hosts[*position].overlapping(&names);
             (&self.egress.virtual_services[*position], Some(relevant))
@@ -251,6 +254,7 @@ impl<'a> HostIndex<'a> {
             ctx: *ctx,
             by_host: &self.by_host,
             by_end: &self.by_end,
+            listed: &self.listed,
         };
         let visible = EgressView::narrowed(ctx, scope, self.egress, visible, keys, Some(others));
         let client = &routes.client.routes;
@@ -331,7 +335,7 @@ impl<'a> HostIndex<'a> {
                 found.wildcards.push(name.clone());
                 continue;
             }
-            for (port, is_routed) in VisibleHost::of(row, self.egress).routed_by_port() {
+            for (port, is_routed) in VisibleHost::of(row, &self.listed).routed_by_port() {
                 let of_port = found.by_port.entry(port).or_default();
                 of_port.any.get_or_insert(place);
                 if is_routed {
@@ -380,7 +384,7 @@ impl<'a> HostIndex<'a> {
     /// Returns the addresses that a route configuration has for the service of a host.
     fn addresses(&self, ctx: &BuildContext, routes: &SidecarRoutes, name: &str) -> Vec<SmolStr> {
         let row = self.by_host.get(name).and_then(|key| ctx.service(key));
-        let service = row.and_then(|row| VisibleHost::of(row, self.egress).at(routes.port));
+        let service = row.and_then(|row| VisibleHost::of(row, &self.listed).at(routes.port));
         let Some((_, service)) = service else {
             return Vec::new();
         };
@@ -408,6 +412,7 @@ impl<'a> HostIndex<'a> {
             ctx: *ctx,
             by_host: &self.by_host,
             by_end: &self.by_end,
+            listed: &self.listed,
         };
         let conflicting_names: BTreeSet<SmolStr> = forms
             .filter(|form| others.with_port(form, routes.port).is_some())

@@ -1,12 +1,12 @@
 //! The services of one host in an egress listener, of which one represents the host on each port.
 
-use std::collections::BTreeMap;
+use std::{cell::OnceCell, collections::BTreeMap};
 
 use super::is_routed;
 use crate::{
     base::Shared,
     model::{
-        Service,
+        Service, ServiceKey,
         output_limit::SMALL,
         service::{MergedService, Protocol, ScopedService, ServicePort, ServiceRef},
         sidecar_scope::EgressListener,
@@ -30,6 +30,38 @@ struct VisibleMembers {
     by_port: BTreeMap<u32, u32>,
 }
 
+/// The services of an egress listener by row. Thousands of hosts with several services may be looked up.
+pub(super) struct ListedServices<'a> {
+    egress: &'a EgressListener,
+    /// Places in the listener in the order of the keys, found on first use.
+    sorted: OnceCell<Vec<usize>>,
+}
+
+impl<'a> ListedServices<'a> {
+    pub(super) fn of(egress: &'a EgressListener) -> Self {
+        Self {
+            egress,
+            sorted: OnceCell::new(),
+        }
+    }
+
+    /// Returns the positions of the listed services of a row, in the order of the listener.
+    fn of_row(&self, key: &ServiceKey) -> impl Iterator<Item = u32> {
+        let services = &self.egress.services;
+        let sorted = self.sorted.get_or_init(|| {
+            let mut places: Vec<usize> = (0..services.len()).collect();
+            // A stable sort keeps the order of the services of a row.
+            places.sort_by(|one, other| services[*one].key.cmp(&services[*other].key));
+            places
+        });
+        let first = sorted.partition_point(|place| services[*place].key < *key);
+        let listed = sorted[first..].iter().map(move |place| &services[*place]);
+        listed
+            .take_while(move |listed| listed.key == *key)
+            .map(|listed| listed.member)
+    }
+}
+
 impl<'a> VisibleHost<'a> {
     /// Returns a host of which no member is visible yet.
     pub(super) fn new(row: &'a Shared<Service>) -> Self {
@@ -40,11 +72,10 @@ impl<'a> VisibleHost<'a> {
     }
 
     /// Returns the services of an egress listener for one row.
-    pub(super) fn of(row: &'a Shared<Service>, egress: &EgressListener) -> Self {
+    pub(super) fn of(row: &'a Shared<Service>, listed: &ListedServices) -> Self {
         let mut host = Self::new(row);
         if host.members.is_some() {
-            let listed = egress.services.iter().filter(|listed| listed.key == row.key);
-            listed.for_each(|listed| host.add(listed.member));
+            listed.of_row(&row.key).for_each(|position| host.add(position));
         }
         host
     }
@@ -152,5 +183,35 @@ impl<'a> VisibleHost<'a> {
         let positions = self.members.iter().flat_map(|members| &members.positions);
         let members = positions.filter_map(|position| Service::member(self.row, *position));
         only.into_iter().chain(members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_services_of_a_row_are_found_in_the_order_of_the_listener() {
+        let key = |host: &str| ServiceKey {
+            hostname: host.into(),
+            namespace: "a".into(),
+        };
+        let listed = [
+            ("b.test", 2),
+            ("a.test", 0),
+            ("b.test", 0),
+            ("c.test", 1),
+            ("b.test", 1),
+        ];
+        let services = listed.map(|(host, member)| ServiceRef { key: key(host), member });
+        let egress = EgressListener {
+            services: Vec::from(services).into(),
+            ..EgressListener::default()
+        };
+        let listed = ListedServices::of(&egress);
+        let of = |host: &str| -> Vec<u32> { listed.of_row(&key(host)).collect() };
+        assert_eq!(of("b.test"), [2, 0, 1]);
+        assert_eq!((of("a.test"), of("c.test")), (vec![0], vec![1]));
+        assert_eq!(of("absent.test"), Vec::<u32>::new());
     }
 }
