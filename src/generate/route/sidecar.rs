@@ -40,12 +40,13 @@ use crate::{
             route::{RoutePatchList, RoutePatches},
         },
         proxy::{InterceptionMode, MetadataKey},
-        resource::{Built, RouteNameKind, RoutePlaceholders},
+        resource::{Built, Note, RouteNameKind, RoutePlaceholders},
         selected::Selected,
     },
     model::{
         ScopeKey, Service, ServiceKey,
         destination_rule::{self, RuleRef},
+        output_limit,
         service::{Protocol, ServicePort, ServiceRef},
         sidecar_scope::{AliasFilters, OutboundPolicy},
     },
@@ -138,6 +139,8 @@ struct HostGroup<'a> {
     services: Vec<Cow<'a, Shared<Service>>>,
     hosts: &'a [Hostname],
     routes: [Block; 2],
+    /// True if the routes of a VirtualService do not apply on the port, so that these refuse requests.
+    is_refused: bool,
 }
 
 /// Returns the route configurations of names without services, patched like all others.
@@ -254,6 +257,12 @@ impl SidecarRoutes {
                 hosts.extend(collection.of_host(host.text(), group.port).map(with_routes));
             }
             for service in &group.services {
+                if group.is_refused {
+                    collection.notes.push(Note {
+                        code: output_limit::CODE,
+                        detail: format!("{}: routes of {}:{}", self.name, service.key.hostname, group.port).into(),
+                    });
+                }
                 hosts.extend(collection.of_service(service, group.port).map(with_routes));
             }
         }
@@ -345,12 +354,14 @@ impl SidecarRoutes {
                     &[]
                 },
                 routes: routes.parts(),
+                is_refused: binding.routes.is_none(),
             }));
             groups.extend(refused.into_iter().map(|(port, services)| HostGroup {
                 port,
                 services,
                 hosts: &[],
                 routes: refusal.parts(),
+                is_refused: true,
             }));
         }
         let routes = LazyCell::new(|| http::DefaultRoutes::shared(ctx));
@@ -365,6 +376,7 @@ impl SidecarRoutes {
                         services: vec![self.shown(service)],
                         hosts: &[],
                         routes: host.routes(ctx, &routes).parts(),
+                        is_refused: false,
                     }),
             );
         }

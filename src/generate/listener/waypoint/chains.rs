@@ -31,6 +31,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         ambient::service::AmbientService,
+        output_limit,
         policy::TargetService,
         service::{Protocol, Resolution, ServicePort},
         virtual_service::VirtualService,
@@ -270,6 +271,9 @@ impl ChainsBuilder<'_> {
                     let forwarded = forwarded.and_then(|forwarded| forwarded.enabled) == Some(true);
                     let routes = route::of_port(&stack.ctx, &target, forwarded);
                     let host = &service.key.hostname;
+                    if target.is_surplus {
+                        stack.note(output_limit::CODE, format!("{name}: routes of {host}:{}", port.number));
+                    }
                     let wildcard = host::is_wildcard(host).then_some(host);
                     http_filters(stack, filters, port.protocol, port.number, routes, wildcard)
                 }
