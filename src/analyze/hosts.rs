@@ -121,8 +121,8 @@ impl Hosts {
             })
     }
 
-    /// Returns the destination of exactly this host. An object may have thousands of destinations and be exported to a
-    /// hundred thousand namespaces, so the host is not looked up again for each of these.
+    /// Returns the destination of exactly this host. An object may have thousands of destinations and be exported to
+    /// thousands of namespaces, so the host is not looked up again for each of these.
     fn of_name(&self, namespace: &str, exported_to: &Value, host: &str) -> Option<&Destination> {
         let declared = self.0.get(host)?;
         let own = items(exported_to).is_empty().then(|| seen_in(namespace, declared));

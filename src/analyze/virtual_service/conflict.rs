@@ -18,6 +18,9 @@ use crate::{
 const MAX_NAMES: usize = 10;
 /// The number of VirtualServices of one scope up to which their pairs are remembered.
 const MAX_REMEMBERED: usize = 128;
+/// The number of VirtualServices that are read for all hosts and scopes together. Further conflicts are not reported:
+/// thousands of scopes may each have hundreds of wildcards, one within the other, and thousands of hosts below all.
+const MAX_READ: usize = 10_000_000;
 
 /// VirtualServices of one scope (a namespace or [`ALL`]) by host.
 type ByHost<'a> = BTreeMap<String, Vec<&'a Object>>;
@@ -26,6 +29,11 @@ type ByHost<'a> = BTreeMap<String, Vec<&'a Object>>;
 ///
 /// Parity (pkg/config/analysis/analyzers/virtualservice/conflictingmeshgatewayhosts.go).
 pub(in crate::analyze) fn conflicts(mesh: &Mesh, report: &mut Report) {
+    report_conflicts(mesh, MAX_READ, report);
+}
+
+fn report_conflicts(mesh: &Mesh, most: usize, report: &mut Report) {
+    let mut left = most;
     let all = mesh.of(Kind::VirtualService).iter();
     let services: Vec<&Object> = all
         .filter(|service| applies_to_sidecars(service.spec("gateways")))
@@ -44,6 +52,10 @@ pub(in crate::analyze) fn conflicts(mesh: &Mesh, report: &mut Report) {
         } else if seen.add(positions) {
             for (name, mut all) in by_host(&services, positions) {
                 all.extend(public.overlapping(&name));
+                if all.len() > left {
+                    return;
+                }
+                left -= all.len();
                 compare(scope, &name, all, &mut reported, report);
             }
         }
@@ -182,6 +194,28 @@ mod tests {
         messages
             .map(|message| format!("{}: {}", message.resource.name, message.text))
             .collect()
+    }
+
+    #[test]
+    fn r21_conflicts_are_searched_among_a_limited_number_of_objects() {
+        let private = |scope: &str| service(scope, &["*.test".to_owned()], &[scope.to_owned()]);
+        let everyone = service("everyone", &["a.test".to_owned(), "b.test".to_owned()], &[]);
+        let mesh = Mesh::new(vec![private("s1"), private("s2"), everyone], Settings::default());
+        let reported = |most: usize| {
+            let mut report = Report::default();
+            report_conflicts(&mesh, most, &mut report);
+            let mut names: Vec<String> = report
+                .into_messages()
+                .into_iter()
+                .map(|message| message.resource.name.to_string())
+                .collect();
+            names.sort();
+            names
+        };
+        // Each scope has three: the object itself, and the one for everyone, by two hosts.
+        assert_eq!(reported(6), ["everyone", "s1", "s2"]);
+        assert_eq!(reported(5), ["everyone", "s1"]);
+        assert_eq!(reported(2), [""; 0]);
     }
 
     #[test]
