@@ -150,8 +150,8 @@ fn half(text: &str) -> String {
     text[..text.len() / 2].to_owned()
 }
 
-/// Runs a daemon through bad answers of its registry, which must count and change nothing. `good` and `next` are answers
-/// with what a proxy has then.
+/// Runs a daemon through bad answers of its registry, which must count and change nothing. `good` and `next` are
+/// answers, each with what a proxy has then.
 fn nonsense(
     server: &Server,
     (name, flag): (&str, String),

@@ -60,7 +60,8 @@ pub(crate) fn objects(chart: &str, values: &[&str]) -> Result<Vec<Value>, String
     objects_in("istio-system", chart, values)
 }
 
-/// Like [`objects`], for another namespace of the control plane. Without values, a chart is rendered once for all tests.
+/// Like [`objects`], for another namespace of the control plane. Without values, a chart is rendered once for all
+/// tests.
 pub(crate) fn objects_in(namespace: &str, chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
     /// Objects by namespace and chart.
     type Defaults = BTreeMap<(String, String), Vec<Value>>;

@@ -81,7 +81,7 @@ mod tests {
         let labels = |position: usize| -> Labels {
             let own = label("name", format!("n{position}"));
             let shared = label("team", format!("t{}", position % 4));
-            let rare = (position % 10 == 0).then(|| label("rare", String::new()));
+            let rare = position.is_multiple_of(10).then(|| label("rare", String::new()));
             [own, shared].into_iter().chain(rare).collect()
         };
         let objects: Vec<Labels> = (0..40).map(labels).collect();

@@ -1,5 +1,5 @@
-// Command coredns is CoreDNS with the plugins that the cluster and the suite use. All plugins of its releases would take
-// minutes to compile.
+// Command coredns is CoreDNS with the plugins that the cluster and the suite use. All plugins of its releases would
+// take minutes to compile.
 package main
 
 import (
