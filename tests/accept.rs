@@ -159,7 +159,7 @@ fn check(scenario: &Path, name: &str, list: &ExpectedRejections) -> Result<(), S
     }
     let folder = scratch(&format!("accept/{name}"));
     let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
-        // Nothing is signed or served with TLS here, and a CA generates two RSA keys at the start.
+        // Nothing is signed or served with TLS here, and reading a CA takes as long as the rest of the start.
         command.env("ENABLE_CA_SERVER", "false");
         command.arg("--configDir").arg(scenario);
     })

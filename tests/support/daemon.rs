@@ -1,10 +1,12 @@
 //! The daemon's binary, as the tests run it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 use std::time::Duration;
 
+use super::authority::Authority;
 use super::process::{self, Process};
 use super::{http, ports, wait};
 
@@ -26,6 +28,19 @@ pub(crate) fn render(folder: &Path, out: &Path) -> Result<(), String> {
     } else {
         Err(format!("{status}\n{}", process.log_tail()))
     }
+}
+
+/// Returns the folder of a CA for daemons that serve nothing with TLS. Without it, each of them would generate two RSA
+/// keys, for a root and for its own certificate, which takes as much CPU time as the rest of its start.
+fn plugged_in() -> &'static Path {
+    static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+        let folder = super::scratch("cacerts");
+        for (name, text) in Authority::new("tests").files() {
+            std::fs::write(folder.join(name), text).expect("target/ is writable");
+        }
+        folder
+    });
+    &FOLDER
 }
 
 /// A daemon that serves a mesh folder on free ports of 127.0.0.1. Dropping it kills it.
@@ -51,16 +66,20 @@ impl Daemon {
         })
     }
 
-    /// Starts `istiod discovery` without its secure port and waits until it is ready. `configure` adds its sources.
+    /// Starts `istiod discovery` without its secure port and waits until it is ready. `configure` adds its sources. The
+    /// CA is plugged in, unless `configure` names another folder.
     pub(crate) fn configured(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
-        let daemon = Daemon::spawn_serving(log, configure);
+        let daemon = Daemon::unready(log, configure);
         daemon.until_ready()?;
         Ok(daemon)
     }
 
     /// Like [`Self::configured`], without waiting.
     pub(crate) fn unready(log: &Path, configure: impl FnOnce(&mut Command)) -> Daemon {
-        Daemon::spawn_serving(log, configure)
+        Daemon::spawn_serving(log, |command| {
+            command.env("ROOT_CA_DIR", plugged_in());
+            configure(command);
+        })
     }
 
     /// Starts `istiod discovery --configDir folder -n namespace` and waits until it is ready.
@@ -168,6 +187,7 @@ impl Daemon {
         log: &Path,
     ) -> Result<Daemon, String> {
         let daemon = Daemon::spawned(xds, http, monitoring, log, |command| {
+            command.env("ROOT_CA_DIR", plugged_in());
             command.arg("--secureGRPCAddr=").arg("--configDir").arg(folder);
         });
         daemon.until_ready()?;
