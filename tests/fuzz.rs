@@ -2,7 +2,7 @@
 //! and no input may make it panic, hang or exhaust the stack.
 //!
 //! The tests run these functions over a kept corpus (`fuzz/corpus`, one folder for each target) and over mutations of
-//! it, for ten seconds each. `make fuzz` runs the same functions under libFuzzer. An input that makes a target fail is
+//! it, for five seconds each. `make fuzz` runs the same functions under libFuzzer. An input that makes a target fail is
 //! added to its corpus.
 //!
 //! Variables: `ISTIOD_FUZZ_SECONDS` (time for each target) and `ISTIOD_FUZZ_SEED` (seed of the mutations).
@@ -20,7 +20,7 @@ use crate::support::variable;
 /// The tests of this module.
 pub(crate) fn trials() -> Vec<Trial> {
     let number = |name: &str| variable(name).and_then(|text| text.parse::<u64>().ok());
-    let time = Duration::from_secs(number("ISTIOD_FUZZ_SECONDS").unwrap_or(10));
+    let time = Duration::from_secs(number("ISTIOD_FUZZ_SECONDS").unwrap_or(5));
     let seed = number("ISTIOD_FUZZ_SEED").unwrap_or(1);
     let trial = |target: &'static targets::Target| {
         Trial::test(format!("fuzz::{}", target.name), move || run::run(target, seed, time))
