@@ -12,7 +12,7 @@ use istiod::{
     model::{
         Change, Installation, MeshSnapshot, World,
         features::Features,
-        gateway::selected_namespaces,
+        gateway::NO_NAMESPACE,
         gateway_api::status::{Revisions, StatusKey, Statuses},
     },
     proto::json,
@@ -292,7 +292,12 @@ fn converted(mesh: &MeshSnapshot) -> Objects {
         let mut gateway = Config::clone(row);
         // Istio lists the namespaces that a selector selects.
         if let Some(selector) = mesh.listener_selectors.get(&cx, key) {
-            let namespaces = selected_namespaces(&cx, mesh, selector);
+            let all = mesh.namespace_labels.iter(&cx);
+            let selected = all.filter(|(_, labels)| selector.matches(labels));
+            let mut namespaces: Vec<&str> = selected.map(|(key, _)| key.name.as_str()).collect();
+            if namespaces.is_empty() {
+                namespaces.push(NO_NAMESPACE);
+            }
             for server in &mut gateway.spec.servers {
                 let hosts = server.hosts.iter().map(|host| host.trim_start_matches("~/"));
                 let listed = namespaces.iter().flat_map(|namespace| {
