@@ -1,4 +1,4 @@
-//! What the HTTP routes of a VirtualService do not apply to, because services have very many ports.
+//! Refusal of HTTP routes of a VirtualService for surplus ports of services with very many.
 //!
 //! The routes are repeated for each port of a service, and so are the other hosts of the VirtualService. Note: the
 //! first depends on the VirtualService and this service alone, so that one with many ports affects no other.
