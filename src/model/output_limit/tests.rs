@@ -252,6 +252,26 @@ fn answer(bytes: usize) -> networking::HttpRoute {
 }
 
 #[test]
+fn r21_http_routes_apply_on_fewer_ports_the_more_they_are() {
+    let connections = networking::VirtualService {
+        hosts: vec!["tcp.example".to_owned()],
+        tcp: vec![networking::TcpRoute::default()],
+        ..Default::default()
+    };
+    let mesh = mesh(vec![
+        virtual_service("a/few", 0, 1, 3),
+        virtual_service("a/many", 0, 1, 80),
+        config(Kind::VirtualService, "a/tcp", 0, connections).into(),
+    ]);
+    let most = |name: &str| {
+        let summary = mesh.virtual_service_summaries.get(&Cx::untracked(), &key(name));
+        summary.expect("it applies").most_ports
+    };
+    assert_eq!((most("a/few"), most("a/many")), (25, 20));
+    assert_eq!(most("a/tcp"), u32::MAX, "without HTTP routes");
+}
+
+#[test]
 fn r21_a_large_body_counts_for_each_host() {
     let mesh = mesh(vec![
         with_routes("a/large", 5, vec![answer(30 << 10)]),

@@ -154,10 +154,14 @@ impl VirtualService {
 
 /// Returns the number of ports of a service on which HTTP routes apply: as many as they reach the limit of an object
 /// with, and no fewer than a small object may have routes. It is rounded, because scopes of sidecars depend on it.
+/// Without HTTP routes, nothing is repeated: requests to any number of ports have default routes.
 pub(super) fn most_ports(mesh: &MeshSnapshot, http: &HttpRoutes) -> u32 {
-    let routes = http.counted().max(1).next_power_of_two();
+    let routes = http.counted();
+    if routes == 0 {
+        return u32::MAX;
+    }
     let limit = Limits::of(mesh, Kind::VirtualService).object;
-    u32::try_from((limit / routes).max(SMALL)).unwrap_or(u32::MAX)
+    u32::try_from((limit / routes.next_power_of_two()).max(SMALL)).unwrap_or(u32::MAX)
 }
 
 /// Numbers of routes: one for each match, and more for large ones.
