@@ -257,13 +257,15 @@ impl SidecarRoutes {
                 hosts.extend(collection.of_host(host.text(), group.port).map(with_routes));
             }
             for service in &group.services {
-                if group.is_refused {
+                let host = collection.of_service(service, group.port).map(with_routes);
+                // Another VirtualService may have the names.
+                if group.is_refused && host.is_some() {
                     collection.notes.push(Note {
                         code: output_limit::CODE,
                         detail: format!("{}: routes of {}:{}", self.name, service.key.hostname, group.port).into(),
                     });
                 }
-                hosts.extend(collection.of_service(service, group.port).map(with_routes));
+                hosts.extend(host);
             }
         }
         let mut hosts = self.merged(by_port);

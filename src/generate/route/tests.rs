@@ -533,7 +533,11 @@ fn r21_routes_apply_on_a_limited_number_of_ports() {
         "{{hosts: [{HOST}, {}], http: [{{route: [{{destination: {{host: {HOST}, port: {{number: 1000}}}}}}]}}]}}",
         others.join(", ")
     );
-    let config = [service, virtual_service("d", &spec)].concat();
+    let younger = format!(
+        "{{hosts: [{HOST}], http: [{{match: [{{uri: {{prefix: /a}}}}, {{uri: {{prefix: /b}}}}], \
+         route: [{{destination: {{host: {HOST}}}}}]}}]}}"
+    );
+    let config = [service, virtual_service("d", &spec), virtual_service("e", &younger)].concat();
     let features = Features {
         pilot_max_routes_per_object: 40,
         ..Features::default()
@@ -555,6 +559,10 @@ fn r21_routes_apply_on_a_limited_number_of_ports() {
         assert_eq!(status(&port.to_string(), port), expected, "{port}");
         assert_eq!(status("http_proxy", port), expected, "{port} of an HTTP proxy");
     }
+    // The other VirtualService would refuse requests to more ports, which are served.
+    let notes = fixture.store.notes();
+    let noted = notes.iter().filter(|note| note.code == "OutputLimitExceeded").count();
+    assert_eq!(noted, 10, "five ports in two route configurations");
 }
 
 /// A destination without a port has the only one of its service, or else that of the server. Each of tens of thousands
