@@ -59,8 +59,8 @@ const MAX_VIRTUAL_SERVICES: usize = 1000;
 const MOST_MERGED: usize = 2;
 
 /// The attributes of a service that the matches of its chains depend on, besides those of its row: the protocol, the
-/// address, and true if it is resolved for each connection.
-type MatchKind = (Protocol, SmolStr, bool);
+/// registry, the address, and true if it is resolved for each connection.
+type MatchKind = (Protocol, Registry, SmolStr, bool);
 
 /// First address, in its canonical spelling, and port of a listener. Envoy refuses a second listener at an address,
 /// however it is spelled.
@@ -361,7 +361,10 @@ impl<'a> EntryBuilder<'a> {
                 entry.protocol = state;
                 entry.depends_on_proxy |= depends_on_proxy;
                 let (client, service) = (self.client, request.service);
-                let kind = || (protocol, client.vips.address(service), resolves_on_demand(service));
+                let kind = || {
+                    let address = client.vips.address(service);
+                    (protocol, service.registry, address, resolves_on_demand(service))
+                };
                 if entry.merges(&member, kind) {
                     entry.services.push(member);
                 }
@@ -620,15 +623,17 @@ mod tests {
             virtual_services: Vec::new(),
             is_surplus: false,
         };
-        let mut merged = |host: &str, protocol: Protocol, ranges: &[SmolStr]| -> usize {
+        let mut merged = |host: &str, protocol: Protocol, registry: Registry, ranges: &[SmolStr]| -> usize {
             let all = (0..100).map(|position| member(host, position, protocol, ranges));
-            let kind = || (protocol, SmolStr::new("10.0.0.1"), false);
+            let kind = || (protocol, registry, SmolStr::new("10.0.0.1"), false);
             all.filter(|member| entry.merges(member, kind)).count()
         };
-        assert_eq!(merged("one.test", Protocol::Tls, &[]), 3);
-        assert_eq!(merged("one.test", Protocol::Tls, &[]), 1);
-        assert_eq!(merged("one.test", Protocol::Tcp, &[]), 3);
-        assert_eq!(merged("other.test", Protocol::Tls, &[]), 3);
-        assert_eq!(merged("one.test", Protocol::Tls, &["10.0.0.0/8".into()]), 100);
+        let (external, kube) = (Registry::External, Registry::Kubernetes);
+        assert_eq!(merged("one.test", Protocol::Tls, external, &[]), 3);
+        assert_eq!(merged("one.test", Protocol::Tls, external, &[]), 1);
+        assert_eq!(merged("one.test", Protocol::Tls, kube, &[]), 3);
+        assert_eq!(merged("one.test", Protocol::Tcp, external, &[]), 3);
+        assert_eq!(merged("other.test", Protocol::Tls, external, &[]), 3);
+        assert_eq!(merged("one.test", Protocol::Tls, external, &["10.0.0.0/8".into()]), 100);
     }
 }
