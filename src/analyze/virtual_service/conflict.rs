@@ -18,9 +18,10 @@ use crate::{
 const MAX_NAMES: usize = 10;
 /// The number of VirtualServices of one scope up to which their pairs are remembered.
 const MAX_REMEMBERED: usize = 128;
-/// The number of VirtualServices that are read for all hosts and scopes together. Further conflicts are not reported:
-/// thousands of scopes may each have hundreds of wildcards, one within the other, and thousands of hosts below all.
-const MAX_READ: usize = 10_000_000;
+/// The number of VirtualServices that are read for all hosts and scopes together, and of bytes of these hosts: each may
+/// begin a part that a wildcard covers. Further conflicts are not reported: thousands of scopes may each have hundreds
+/// of wildcards, one within the other, and thousands of hosts below all.
+const MAX_READ: usize = 20_000_000;
 
 /// VirtualServices of one scope (a namespace or [`ALL`]) by host.
 type ByHost<'a> = BTreeMap<String, Vec<&'a Object>>;
@@ -52,10 +53,11 @@ fn report_conflicts(mesh: &Mesh, most: usize, report: &mut Report) {
         } else if seen.add(positions) {
             for (name, mut all) in by_host(&services, positions) {
                 all.extend(public.overlapping(&name));
-                if all.len() > left {
+                let read = all.len() + name.len();
+                if read > left {
                     return;
                 }
-                left -= all.len();
+                left -= read;
                 compare(scope, &name, all, &mut reported, report);
             }
         }
@@ -212,10 +214,10 @@ mod tests {
             names.sort();
             names
         };
-        // Each scope has three: the object itself, and the one for everyone, by two hosts.
-        assert_eq!(reported(6), ["everyone", "s1", "s2"]);
-        assert_eq!(reported(5), ["everyone", "s1"]);
-        assert_eq!(reported(2), [""; 0]);
+        // Each scope has three: the object itself, and the one for everyone, by two hosts. Its host has six bytes.
+        assert_eq!(reported(18), ["everyone", "s1", "s2"]);
+        assert_eq!(reported(17), ["everyone", "s1"]);
+        assert_eq!(reported(8), [""; 0]);
     }
 
     #[test]
