@@ -181,6 +181,19 @@ pub(super) fn placeholders(
     }
 }
 
+/// Returns the creation times of services and the ports that they are listed by.
+fn ports_of_services(by_port: &BTreeMap<u32, Vec<Cow<Shared<Service>>>>) -> Vec<(i64, Vec<u32>)> {
+    let mut of_services: BTreeMap<&ServiceKey, (i64, Vec<u32>)> = BTreeMap::new();
+    for (port, services) in by_port {
+        for service in services {
+            let of_service = of_services.entry(&service.key);
+            let (_, ports) = of_service.or_insert_with(|| (service.creation, Vec::new()));
+            ports.push(*port);
+        }
+    }
+    of_services.into_values().collect()
+}
+
 /// Returns true for protocols with routes: HTTP, and protocols that sniffing may find to be HTTP.
 fn is_routed(protocol: Protocol) -> bool {
     protocol.is_http() || protocol.is_unsupported()
@@ -346,15 +359,14 @@ impl SidecarRoutes {
                 by_port.insert(HTTP_PORT, Vec::new());
             }
             let most = surplus::most_ports_of_hosts(ctx.mesh, binding.hosts.len());
-            let last = surplus::last_port(by_port.keys().copied(), most);
+            let is_limited = by_port.len() > most as usize;
+            let of_hosts = is_limited.then(|| surplus::first_ports(ports_of_services(&by_port), most));
+            let has_hosts =
+                |port: u32| port == HTTP_PORT || of_hosts.as_ref().is_none_or(|ports| ports.contains(&port));
             groups.extend(by_port.into_iter().map(|(port, services)| HostGroup {
                 port,
                 services,
-                hosts: if port == HTTP_PORT || port <= last {
-                    &binding.hosts
-                } else {
-                    &[]
-                },
+                hosts: if has_hosts(port) { &binding.hosts } else { &[] },
                 routes: routes.parts(),
                 is_refused: binding.routes.is_none(),
             }));

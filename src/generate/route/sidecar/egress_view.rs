@@ -161,8 +161,8 @@ struct VisibleVirtualService<'a> {
 /// The ports of a VirtualService whose hosts are repeated for some of them only. A service may have tens of thousands,
 /// and a VirtualService thousands of other hosts, which have its routes on each.
 struct LimitedSpread {
-    /// The last port, by number, with the hosts whose services lack it. Port 80 has them, too.
-    last_port: u32,
+    /// The ports with the hosts whose services lack them. Port 80 has them, too.
+    ports: BTreeSet<u32>,
     /// The positions of the hosts whose services have a port.
     by_port: BTreeMap<u32, Vec<usize>>,
 }
@@ -178,10 +178,20 @@ impl LimitedSpread {
             routed.map(|(_, port)| port.number)
         };
         let most = surplus::most_ports_of_hosts(mesh, overlapping.len());
-        let last_port = surplus::last_port(overlapping.iter().flatten().flat_map(numbers), most);
-        if last_port == u32::MAX {
+        let all = || overlapping.iter().flatten();
+        if all().flat_map(numbers).count() <= most as usize {
             return None;
         }
+        let distinct: BTreeSet<u32> = all().flat_map(numbers).collect();
+        if distinct.len() <= most as usize {
+            return None;
+        }
+        let related: BTreeSet<ServiceIndex> = all().copied().collect();
+        let ports_of = |index: &ServiceIndex| {
+            let ports: Vec<u32> = numbers(index).collect();
+            (services[index.0].row.creation, ports)
+        };
+        let ports = surplus::first_ports(related.iter().map(ports_of).collect(), most);
         let mut by_port: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (position, services) in overlapping.iter().enumerate() {
             for number in services.iter().flat_map(numbers) {
@@ -191,7 +201,12 @@ impl LimitedSpread {
                 }
             }
         }
-        Some(Self { last_port, by_port })
+        Some(Self { ports, by_port })
+    }
+
+    /// Returns true if a port has all hosts. A configuration of all ports (0) leaves some out when it is built.
+    fn has_all(&self, port: u32) -> bool {
+        port == 0 || port == HTTP_PORT || self.ports.contains(&port)
     }
 }
 
@@ -486,8 +501,7 @@ impl<'a> EgressView<'a> {
         let declared = &self.virtual_services[index.0];
         let mut services: Vec<ServiceIndex> = Vec::new();
         let mut hosts = Vec::new();
-        let spread = declared.spread.as_ref();
-        let spread = spread.filter(|spread| port != HTTP_PORT && port > spread.last_port);
+        let spread = declared.spread.as_ref().filter(|spread| !spread.has_all(port));
         let positions: Box<dyn Iterator<Item = usize> + '_> = match spread {
             None => Box::new(0..declared.hosts.len()),
             Some(spread) => Box::new(spread.by_port.get(&port).into_iter().flatten().copied()),
