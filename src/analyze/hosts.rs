@@ -12,13 +12,10 @@ use super::{
     mesh::Mesh,
 };
 use crate::{
-    api::Kind,
+    api::{Kind, istio::common::MAX_EXPORTS},
     base::{Labels, Shared},
 };
 
-/// The number of namespaces in `exportTo` in which a host is looked up. An object with more is an error, and may name
-/// thousands of hosts.
-const MAX_EXPORTS: usize = 4_000;
 /// The scope of hosts that every namespace sees.
 pub(super) const ALL: &str = "*";
 
@@ -126,6 +123,7 @@ impl Hosts {
     fn of_name(&self, namespace: &str, exported_to: &Value, host: &str) -> Option<&Destination> {
         let declared = self.0.get(host)?;
         let own = items(exported_to).is_empty().then(|| seen_in(namespace, declared));
+        // An object with more is an error.
         let exported = texts(exported_to).take(MAX_EXPORTS);
         let mut exported = exported.map(|scope| if scope == "." { namespace } else { scope });
         seen_in(ALL, declared)

@@ -9,7 +9,7 @@ use super::{
     Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP, mcs, node_selector::NodeSelector,
 };
 use crate::{
-    api::{kube, mesh_config},
+    api::{istio::common::MAX_EXPORTS, kube, mesh_config},
     base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared},
     model::{
         MeshSnapshot,
@@ -21,9 +21,6 @@ use crate::{
 
 /// Annotation of Services with the namespaces that see them.
 pub(in crate::model) const EXPORT_TO: &str = "networking.istio.io/exportTo";
-/// The number of namespaces in the annotation that count, as many as Istio's objects may have in `exportTo`. Services
-/// are found by each of them.
-const MAX_EXPORTS: usize = 4_000;
 /// Visibility of a Service in a snapshot of release 1.1: PUBLIC, or PRIVATE to its namespace. That release documented
 /// an annotation and read a label.
 const CONFIG_SCOPE: &str = "networking.istio.io/configScope";
@@ -193,8 +190,8 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
     }
 }
 
-/// Returns the namespaces in the annotation, of many the first. `*` and `~` stand for themselves alone, wherever they
-/// are.
+/// Returns the namespaces in the annotation, of many the first: as many as Istio's objects may have in `exportTo`. `*`
+/// and `~` stand for themselves alone, wherever they are.
 fn exports(list: &str) -> Vec<String> {
     let entries = || list.split(',').map(str::trim);
     let alone = ["*", "~"]

@@ -249,9 +249,8 @@ impl<'a> EgressView<'a> {
         let relations = RelatedHosts::of(&hosts, &by_host);
         let visible = |(key, names)| {
             let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key)?;
-            let declared = VisibleVirtualService::of(key, summary, names, &relations);
-            let spread = LimitedSpread::of(ctx.mesh, &declared.overlapping, &hosts);
-            Some(VisibleVirtualService { spread, ..declared })
+            let spread = |overlapping: &[Vec<ServiceIndex>]| LimitedSpread::of(ctx.mesh, overlapping, &hosts);
+            Some(VisibleVirtualService::of(key, summary, names, &relations, spread))
         };
         let virtual_services: Vec<_> = virtual_services.filter_map(visible).collect();
         let mut by_port: BTreeMap<u32, Vec<VirtualServiceIndex>> = BTreeMap::new();
@@ -595,16 +594,17 @@ impl<'a> VisibleVirtualService<'a> {
         summary: &'a Shared<VirtualServiceSummary>,
         hosts: Option<Vec<Hostname>>,
         services: &RelatedHosts,
+        spread: impl Fn(&[Vec<ServiceIndex>]) -> Option<LimitedSpread>,
     ) -> Self {
         let all = summary.hosts.iter().map(|host| Hostname::from(lower_case(host)));
         let hosts = hosts.unwrap_or_else(|| all.collect());
-        let overlapping = hosts.iter().map(|name| services.overlapping(name)).collect();
+        let overlapping: Vec<_> = hosts.iter().map(|name| services.overlapping(name)).collect();
         Self {
             key,
             summary,
             hosts,
+            spread: spread(&overlapping),
             overlapping,
-            spread: None,
         }
     }
 }
