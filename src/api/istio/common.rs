@@ -22,8 +22,8 @@ const MAX_LABEL_PREFIX: usize = 253;
 const MAX_PORT_NAME: usize = 256;
 /// The maximum length of the path of a Unix socket, in bytes: `sun_path` (unix(7)) ends with a NUL character.
 const MAX_UNIX_PATH: usize = 107;
-/// The maximum number of namespaces in `exportTo`. Objects are found by each of them, and those of each pair of DestinationRules for a
-/// host are compared when the rules are merged.
+/// The maximum number of namespaces in `exportTo`. Objects are found by each of them, and those of each pair of
+/// DestinationRules for a host are compared when the rules are merged.
 pub const MAX_EXPORTS: usize = 4_000;
 /// The maximum length in bytes of the name and of the value of a header in Envoy's configuration.
 const MAX_HEADER_PART: usize = 16_384;
