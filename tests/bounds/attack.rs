@@ -452,12 +452,12 @@ impl Honest {
         let known = served.waits.len();
         while started_at.elapsed() < span && served.failure.is_none() {
             let asked_at = wait::now();
-            let connected =
-                RUNTIME.block_on(async { tokio::time::timeout(PATIENCE, self.first_configuration()).await });
+            let limit = wait::extended(PATIENCE);
+            let connected = RUNTIME.block_on(async { tokio::time::timeout(limit, self.first_configuration()).await });
             match connected {
                 Ok(Ok(())) => served.waits.push(asked_at.elapsed()),
                 Ok(Err(error)) => served.failure = Some(format!("the honest proxy is refused: {error}")),
-                Err(_) => served.failure = Some(format!("the honest proxy is not served within {PATIENCE:?}")),
+                Err(_) => served.failure = Some(format!("the honest proxy is not served within {limit:?}")),
             }
             std::thread::park_timeout(Duration::from_millis(50));
         }
