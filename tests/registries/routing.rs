@@ -81,12 +81,16 @@ impl Life<'_> {
     pub(super) fn is_followed(&self, daemon: &Daemon, folder: &Path, port: u16) -> Result<(), String> {
         let envoy = Envoy::start(folder, "sidecar", &sidecar(), daemon.xds, Protocol::Delta)?;
         let outbound = SocketAddr::from(([127, 0, 0, 1], port));
-        let answers = || -> Option<Vec<String>> {
-            let answers = (0..REQUESTS).map(|_| http::get(outbound, self.host, "/").ok()?.application());
+        let answers = || -> Result<Vec<String>, String> {
+            let answers = (0..REQUESTS).map(|_| {
+                let answer = http::get(outbound, self.host, "/")?;
+                let application = answer.application();
+                application.ok_or_else(|| format!("status {}: {}", answer.status, answer.body))
+            });
             answers.collect()
         };
         let both = || {
-            let answers = answers()?;
+            let answers = answers().ok()?;
             ["v1", "v2"]
                 .iter()
                 .all(|name| answers.iter().any(|answer| answer == name))
@@ -96,7 +100,7 @@ impl Life<'_> {
         let began = wait::now();
         (self.sicken)()?;
         wait::until("responses of the healthy instance", TIMEOUT, || {
-            answers()?.iter().all(|answer| answer == "v1").then_some(())
+            answers().ok()?.iter().all(|answer| answer == "v1").then_some(())
         })?;
         let left = began.elapsed();
         eprintln!("{}: an unhealthy instance left after {left:?}", self.source);
@@ -109,14 +113,16 @@ impl Life<'_> {
         proxy.mark();
         (self.kill)()?;
         until_disconnected(daemon, self.source)?;
-        let only_first = Some(vec!["v1".to_owned(); REQUESTS]);
-        if answers() != only_first {
-            return Err(format!("{}: a lost server affects traffic", self.source));
+        let only_first = Ok(vec!["v1".to_owned(); REQUESTS]);
+        let seen = answers();
+        if seen != only_first {
+            return Err(format!("{}: a lost server affects traffic: {seen:?}", self.source));
         }
         (self.restart)()?;
         super::until_metric(daemon, "istiod_registry_connected", self.source, 1.0)?;
-        if answers() != only_first {
-            return Err(format!("{}: a restarted server affects traffic", self.source));
+        let seen = answers();
+        if seen != only_first {
+            return Err(format!("{}: a restarted server affects traffic: {seen:?}", self.source));
         }
         (self.heal)()?;
         wait::until("responses of both instances after the restart", TIMEOUT, both)?;
