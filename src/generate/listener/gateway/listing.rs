@@ -355,7 +355,7 @@ fn auto_passthrough_servers(merged: &MergedGateway) -> BTreeMap<SmolStr, usize> 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::tests::{SERVICES, with_part},
+        super::tests::{SERVICES, auto_passthrough, with_part},
         *,
     };
     use crate::model::sidecar_scope;
@@ -365,17 +365,7 @@ mod tests {
     #[test]
     fn r21_servers_beyond_the_limit_of_auto_passthrough_share_chains() {
         for hosts in ["'*'", "b.default.svc.cluster.local, x.example, '*.local'"] {
-            let gateway = format!(
-                "
-apiVersion: networking.istio.io/v1
-kind: Gateway
-metadata: {{name: g, namespace: one}}
-spec:
-  selector: {{istio: edge}}
-  servers:
-  - {{port: {{number: 15443, name: t, protocol: TLS}}, hosts: [{hosts}], tls: {{mode: AUTO_PASSTHROUGH}}}}
-"
-            );
+            let gateway = auto_passthrough(hosts);
             let files = [("config.yaml", gateway.as_str()), ("kube.yaml", SERVICES)];
             with_part(&files, |ctx, part| {
                 let merged = part.gateways.merged(ctx);

@@ -151,7 +151,7 @@ fn fitting(services: &[ReachableService], share: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::tests::{SERVICES, with_part},
+        super::tests::{SERVICES, auto_passthrough, with_part},
         *,
     };
     use crate::model::{ServiceKey, sidecar_scope};
@@ -164,17 +164,7 @@ mod tests {
             ("x.example, b.default.svc.cluster.local", 1),
             ("'*.example', '*.a.default.svc.cluster.local'", 0),
         ] {
-            let gateway = format!(
-                "
-apiVersion: networking.istio.io/v1
-kind: Gateway
-metadata: {{name: g, namespace: one}}
-spec:
-  selector: {{istio: edge}}
-  servers:
-  - {{port: {{number: 15443, name: t, protocol: TLS}}, hosts: [{hosts}], tls: {{mode: AUTO_PASSTHROUGH}}}}
-"
-            );
+            let gateway = auto_passthrough(hosts);
             let files = [("config.yaml", gateway.as_str()), ("kube.yaml", SERVICES)];
             with_part(&files, |ctx, part| {
                 let merged = part.gateways.merged(ctx);

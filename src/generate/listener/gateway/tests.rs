@@ -37,6 +37,21 @@ spec:
   subsets: [{name: v1, labels: {version: v1}}, {name: v2, labels: {version: v2}}]
 ";
 
+/// Returns a Gateway with `AUTO_PASSTHROUGH` for some hosts, as a list in YAML.
+pub(super) fn auto_passthrough(hosts: &str) -> String {
+    format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{name: g, namespace: one}}
+spec:
+  selector: {{istio: edge}}
+  servers:
+  - {{port: {{number: 15443, name: t, protocol: TLS}}, hosts: [{hosts}], tls: {{mode: AUTO_PASSTHROUGH}}}}
+"
+    )
+}
+
 /// Calls a function with the listeners of a router that Gateways select by `istio: edge`.
 pub(super) fn with_part<T>(files: &[(&str, &str)], read: impl FnOnce(&BuildContext, &GatewayPart) -> T) -> T {
     let world = folder_world(Installation::default(), files);
