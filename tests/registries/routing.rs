@@ -13,8 +13,10 @@ use crate::support::wait;
 
 /// The time in which an unhealthy instance must have left on a quiet machine.
 const LEFT: Duration = Duration::from_secs(2);
-/// Number of requests of one look.
-const REQUESTS: usize = 10;
+/// Number of requests of one look. Envoy chooses among idle instances at random, so a look at two healthy instances sees
+/// only the first with a probability of 2⁻⁴⁰. With ten requests, some looks of the half second until a registry is asked
+/// again did.
+const REQUESTS: usize = 40;
 
 /// The addresses of the applications v1 and v2.
 pub(super) const ADDRESSES: [&str; 2] = ["127.0.0.2", "127.0.0.3"];
