@@ -92,10 +92,14 @@ impl VipView {
     /// Returns the addresses by which a waypoint recognises connections to a service, sorted. May contain ranges.
     ///
     /// Parity (pilot/pkg/networking/core/listener_waypoint.go): a service without an address has [`UNSPECIFIED_IP`].
+    /// One of several services of a host may have none.
     pub fn virtual_addresses(&self, service: &Service) -> Vec<SmolStr> {
         let mut addresses: Vec<SmolStr> = service.all().flat_map(|member| self.addresses(member)).collect();
         addresses.sort();
         addresses.dedup();
+        if addresses.len() > 1 {
+            addresses.retain(|address| address != UNSPECIFIED_IP);
+        }
         addresses
     }
 

@@ -195,6 +195,33 @@ spec:
 }
 
 #[test]
+fn a_service_entry_without_addresses_adds_none_to_a_service() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: a}
+spec:
+  hosts: [a.default.svc.cluster.local]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{name: http, number: 80, protocol: HTTP}]
+";
+    let mut installation = installation();
+    installation.features.ambient_enable_multi_network = true;
+    let listener = main_internal(&store_in(installation, None, config));
+    let matcher = &listener["filterChainMatcher"]["onNoMatch"]["matcher"]["matcherTree"]["customMatch"];
+    let of_a = &matcher["typedConfig"]["rangeMatchers"][0]["ranges"];
+    assert_eq!(*of_a, json!([{"addressPrefix": "10.0.0.1", "prefixLen": 32}]));
+    // Connections from other networks go to the first address.
+    let state = &chain(&listener, A80)["filters"][0]["typedConfig"]["onNewConnection"][0];
+    let text = &state["formatString"]["textFormatSource"]["inlineString"];
+    assert!(
+        text.as_str().is_some_and(|text| text.ends_with("r'10.0.0.1:80')%")),
+        "{text}"
+    );
+}
+
+#[test]
 fn services_of_several_networks_are_told_apart_by_host() {
     let mut installation = installation();
     installation.features.ambient_enable_multi_network = true;
