@@ -29,7 +29,7 @@ use crate::{
     model::{
         ScopeKey, ServiceKey,
         destination_rule::{self, RuleRef},
-        service::{InboundPorts, Protocol, ServicePort},
+        service::{InboundPorts, Protocol, Service, ServicePort},
     },
     proto::{
         envoy::config::cluster::v3::cluster::{CommonLbConfig, DiscoveryType, LbPolicy},
@@ -341,7 +341,11 @@ impl InboundClusterKey {
     fn cluster(&self, ctx: &BuildContext) -> Option<EncodedCluster> {
         let sidecar = self.sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
         let owner = self.services.first().and_then(|(key, _)| ctx.service(key));
-        let declared = self.port_position.and_then(|position| owner?.port_at(position));
+        let served = self.port_position.and_then(|position| owner?.port_at(position));
+        let declared = served.map(|(_, port)| port);
+        // Several services may have the host. A port that the first one lacks has the attributes of its own service.
+        let further = served.filter(|(_, port)| owner.is_some_and(|owner| owner.port(port.number).is_none()));
+        let owner = further.map(|(service, _)| service).or(owner.map(|owner| &**owner));
         let port = self.port(sidecar.map(|sidecar| &sidecar.spec), declared)?;
         let kind = match self.endpoint {
             Some(_) => DiscoveryType::Static,
@@ -351,12 +355,12 @@ impl InboundClusterKey {
         builder.cluster.common_lb_config = Some(CommonLbConfig::default());
         self.set_destination(&mut builder);
         if let Some(declared) = declared {
-            set_port_override(&mut builder, owner.map(|owner| &**owner), declared);
+            set_port_override(&mut builder, owner, declared);
         }
         let host = owner.map_or_else(|| self.synthetic_host(), |owner| owner.key.hostname.to_string());
         let pattern = &ctx.mesh_config().inbound_cluster_stat_name;
         if !pattern.is_empty() {
-            let filled = name::stat_prefix(pattern, &host, "", &port, self.port, owner.map(|owner| &**owner));
+            let filled = name::stat_prefix(pattern, &host, "", &port, self.port, owner);
             builder.cluster.alt_stat_name = name::delimited_stat(&filled);
         }
         let protocol = UpstreamProtocol {
@@ -365,7 +369,7 @@ impl InboundClusterKey {
             keeps_header_case: self.keeps_header_case,
         };
         protocol.apply(&mut builder);
-        self.set_metadata(&mut builder, ctx, port.number);
+        self.set_metadata(&mut builder, ctx, owner, port.number);
         let pool = self.pool(&mut builder, ctx, sidecar.map(|sidecar| &sidecar.spec), port.number);
         connection_pool::apply(&mut builder, ctx, &pool.settings, pool.budget.as_ref());
         self.set_source(&mut builder, ctx);
@@ -419,23 +423,26 @@ impl InboundClusterKey {
     }
 
     /// Adds all services of the same service port to the metadata.
-    fn set_metadata(&self, builder: &mut ClusterBuilder, ctx: &BuildContext, port: u32) {
+    fn set_metadata(&self, builder: &mut ClusterBuilder, ctx: &BuildContext, owner: Option<&Service>, port: u32) {
         if !ctx.mesh.installation.features.pilot_enable_telemetry_label {
             return;
         }
         // Services outside the mesh have no metadata about the workload.
-        let owner = self.services.first().and_then(|(key, _)| ctx.service(key));
         if owner.is_some_and(|owner| owner.mesh_external) {
             return;
         }
         let mut hosts = BTreeSet::new();
         let mut services = Vec::new();
         for (key, number) in self.services.iter() {
-            if let Some(service) = ctx.service(key)
+            let service = match owner {
+                Some(owner) if owner.key == *key => Some(owner),
+                _ => ctx.service(key).map(|service| &**service),
+            };
+            if let Some(service) = service
                 && *number == port
                 && hosts.insert(&key.hostname)
             {
-                services.push(&**service);
+                services.push(service);
             }
         }
         if !services.is_empty() {

@@ -180,9 +180,17 @@ impl Service {
         ports.find(|port| leads_to(port, target_port)).or(first)
     }
 
-    /// Returns a port of the row by its position ([`InboundPorts::position`]).
-    pub fn port_at(&self, position: usize) -> Option<&ServicePort> {
-        self.all_ports().nth(position)
+    /// Returns a port of the row by its position ([`InboundPorts::position`]), with the service that has its attributes.
+    pub fn port_at(&self, position: usize) -> Option<(&Self, &ServicePort)> {
+        let mut position = position;
+        let members = self.members.iter().map(|member| &**member);
+        for service in std::iter::once(self).chain(members) {
+            match service.ports.get(position) {
+                Some(port) => return Some((service, port)),
+                None => position -= service.ports.len(),
+            }
+        }
+        None
     }
 
     /// Returns the ports of the row, then those of all its services.

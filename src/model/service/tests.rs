@@ -101,13 +101,19 @@ fn r21_ports_by_number_are_those_that_a_search_finds() {
             assert_eq!(by_number.get(number, target), found, "{number} {target}");
             let position = by_number.position(number, target);
             assert_eq!(
-                position.and_then(|position| service.port_at(position)),
+                position
+                    .and_then(|position| service.port_at(position))
+                    .map(|(_, port)| port),
                 found,
                 "{number} {target}"
             );
             assert_eq!(by_number.contains(number), found.is_some(), "{number}");
         }
     }
+    let further = by_number
+        .position(91, 91)
+        .and_then(|position| service.port_at(position));
+    assert_eq!(further.map(|(service, _)| service.registry), Some(Registry::External));
 }
 
 #[test]

@@ -65,6 +65,34 @@ spec:
 }
 
 #[test]
+fn inbound_clusters_of_ports_that_only_a_service_entry_has_are_its_own() {
+    let entry = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: e}
+spec:
+  hosts: [a.default.svc.cluster.local]
+  location: MESH_INTERNAL
+  ports:
+  - {number: 80, name: http, protocol: HTTP}
+  - {number: 83, name: other, protocol: TCP, targetPort: 8383}
+  workloadSelector: {labels: {app: a}}
+";
+    let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
+    let proxies = vec![fixture::client(id, &json!({"LABELS": {"app": "a"}}))];
+    let fixture = Fixture::new(&[("a.yaml", SERVICE), ("config.yaml", entry)], proxies);
+    let service_and_override = |name: &str| {
+        let cluster = fixture.cluster(name);
+        let service = cluster["metadata"]["filterMetadata"]["istio"]["services"][0]["name"].clone();
+        (service, cluster["originalDstLbConfig"]["upstreamPortOverride"].clone())
+    };
+    assert_eq!(service_and_override("inbound|8080||"), (json!("a"), Value::Null));
+    let (name, port) = service_and_override("inbound|8383||");
+    assert_eq!(name, "a.default.svc.cluster.local");
+    assert_eq!(port, 8383);
+}
+
+#[test]
 fn names_of_requests_decide_about_tls_where_hosts_are_resolved_by_request() {
     let entry = "
 apiVersion: networking.istio.io/v1
