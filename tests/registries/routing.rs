@@ -13,9 +13,9 @@ use crate::support::wait;
 
 /// The time in which an unhealthy instance must have left on a quiet machine.
 const LEFT: Duration = Duration::from_secs(2);
-/// Number of requests of one look. Envoy chooses among idle instances at random, so a look at two healthy instances sees
-/// only the first with a probability of 2⁻⁴⁰. With ten requests, some looks of the half second until a registry is asked
-/// again did.
+/// Number of requests of one look. Envoy chooses among idle instances at random, so a look at two healthy instances
+/// sees only the first with a probability of 2⁻⁴⁰. With ten requests that happened: a registry is asked twice a second,
+/// so there are dozens of looks before it says that an instance left.
 const REQUESTS: usize = 40;
 
 /// The addresses of the applications v1 and v2.

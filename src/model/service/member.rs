@@ -180,7 +180,8 @@ impl Service {
         ports.find(|port| leads_to(port, target_port)).or(first)
     }
 
-    /// Returns a port of the row by its position ([`InboundPorts::position`]), with the service that has its attributes.
+    /// Returns a port of the row by its position ([`InboundPorts::position`]), with the service that has its
+    /// attributes.
     pub fn port_at(&self, position: usize) -> Option<(&Self, &ServicePort)> {
         let mut position = position;
         let members = self.members.iter().map(|member| &**member);
