@@ -37,6 +37,8 @@ use crate::{
 
 /// The time limit of the honest proxy, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The attempts of the honest proxy on a busy machine, where its own request may arrive as slowly as those that stall.
+const ATTEMPTS: usize = 3;
 /// The error for a client whose large request makes others wait.
 const EVICTED: &str = "arrives slowly while others wait; try again";
 /// The memory limit of the daemon, in MiB.
@@ -471,16 +473,18 @@ impl Honest {
         }
     }
 
-    /// Connects until it is configured. On a busy machine, its own request may arrive as slowly as those that stall,
-    /// and be refused for the moment. On others it must not.
+    /// Connects until it is configured. On a busy machine, it may be refused for the moment, but not again and again;
+    /// on others it must not be refused.
     async fn configured(&self) -> Result<(), String> {
-        loop {
-            let outcome = self.first_configuration().await;
+        let mut outcome = self.first_configuration().await;
+        for _ in 1..ATTEMPTS {
             let is_busy = wait::extended(PATIENCE) > PATIENCE;
-            if !(is_busy && outcome.as_ref().is_err_and(|error| error.contains(EVICTED))) {
-                return outcome;
+            if !is_busy || !outcome.as_ref().is_err_and(|error| error.contains(EVICTED)) {
+                break;
             }
+            outcome = self.first_configuration().await;
         }
+        outcome
     }
 
     /// Connects and returns when it is configured.

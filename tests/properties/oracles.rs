@@ -137,15 +137,15 @@ fn mesh_rows() -> Vec<Row> {
 /// The base seed of all random numbers.
 const SEED: u64 = 20_261;
 
-/// Applies 10,000 random edits in all, and compares the incremental result with one built from scratch at intervals.
+/// Applies 13,000 random edits in all, and compares the incremental result with one built from scratch at intervals.
 pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
-    edited(&Installation::default(), SEED, 5_000)?;
+    edited(&Installation::default(), SEED, 7_000)?;
     let mut exported = Installation::default();
     exported.features.enable_mcs_service_discovery = true;
     exported.features.enable_mcs_host = true;
     exported.features.pilot_strict_host_ownership = true;
-    edited(&exported, SEED + 2, 2_500)?;
-    edited(&ambient(), SEED + 4, 2_500)
+    edited(&exported, SEED + 2, 3_000)?;
+    edited(&ambient(), SEED + 4, 3_000)
 }
 
 /// The installation with `PILOT_ENABLE_AMBIENT`.

@@ -182,8 +182,7 @@ impl Service {
 
     /// Returns a port of the row by its position ([`InboundPorts::position`]), with the service that has its
     /// attributes.
-    pub fn port_at(&self, position: usize) -> Option<(&Self, &ServicePort)> {
-        let mut position = position;
+    pub fn port_at(&self, mut position: usize) -> Option<(&Self, &ServicePort)> {
         let members = self.members.iter().map(|member| &**member);
         for service in std::iter::once(self).chain(members) {
             match service.ports.get(position) {
